@@ -1,0 +1,1 @@
+"""Timing wheels: pure data structures, standard library only."""
