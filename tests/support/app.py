@@ -1,0 +1,35 @@
+"""The Celery app of the worker processes, configured by one environment variable of JSON."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+from celery import Celery
+from celery.signals import worker_ready
+
+from tests.support import tasks  # noqa: F401 (registers the shared tasks)
+
+__all__ = ("CONF_VARIABLE", "READY_VARIABLE", "app", "make_app")
+
+CONF_VARIABLE = "CELERY_WHEEL_TEST_CONF"
+READY_VARIABLE = "CELERY_WHEEL_TEST_READY"
+
+
+def make_app(conf: dict[str, Any]) -> Celery:
+    """An app with the tests' tasks; the same in the worker and in the test."""
+    made = Celery("tests", set_as_current=False)
+    made.conf.update(conf)
+    return made
+
+
+app = make_app(json.loads(os.environ.get(CONF_VARIABLE, "{}")))
+
+
+@worker_ready.connect
+def say_ready(**_: Any) -> None:
+    """Tell the test, which polls for the file, that the worker consumes."""
+    if READY_VARIABLE in os.environ:
+        Path(os.environ[READY_VARIABLE]).touch()

@@ -1,0 +1,147 @@
+"""The fixtures of tests on real brokers. All is started when first asked for."""
+
+from __future__ import annotations
+
+import os
+import uuid
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from celery import Celery
+
+from tests.support.app import make_app
+from tests.support.broker import Broker
+from tests.support.proxy import Proxy
+from tests.support.servers import VHOSTS, RedisServer, shared_rabbit
+from tests.support.worker import Probes, Worker
+
+__all__ = (
+    "app",
+    "broker",
+    "conf",
+    "custody",
+    "probes",
+    "proxied",
+    "publish",
+    "redis_server",
+    "worker",
+    "worker_logs",
+)
+
+worker_logs = pytest.StashKey[dict[str, Path]]()
+
+
+@pytest.fixture(scope="session")
+def redis_server() -> Iterator[RedisServer]:
+    """This test process's redis-server."""
+    server = RedisServer()
+    yield server
+    server.stop()
+
+
+def _rabbit_url() -> str:
+    number = int(os.environ.get("PYTEST_XDIST_WORKER", "gw0")[2:]) % (len(VHOSTS) - 1)
+    return f"{shared_rabbit()}/gw{number}"
+
+
+@pytest.fixture(params=["redis", "rabbitmq"])
+def broker(request: pytest.FixtureRequest, tmp_path: Path) -> Broker:
+    """A broker with a queue that no other test uses; both real ones unless parametrised."""
+    queue = f"q{uuid.uuid4().hex[:10]}"
+    if request.param == "redis":
+        server = request.getfixturevalue("redis_server")
+        server.client.flushall()
+        return Broker("redis", f"{server.url}/0", queue)
+    if request.param == "rabbitmq":
+        return Broker("rabbitmq", _rabbit_url(), queue)
+    if request.param == "filesystem":
+        folders = {
+            "data_folder_in": str(tmp_path / "messages"),
+            "data_folder_out": str(tmp_path / "messages"),
+            "control_folder": str(tmp_path / "control"),
+        }
+        for folder in folders.values():
+            Path(folder).mkdir(exist_ok=True)
+        return Broker("filesystem", "filesystem://", queue, folders)
+    raise ValueError(f"no such broker: {request.param}")
+
+
+@pytest.fixture
+def proxied(broker: Broker) -> Iterator[Proxy]:
+    """A proxy between worker and broker that can be cut; asking for it puts it in between."""
+    head, _, tail = broker.url.rpartition(":")
+    port, _, path = tail.partition("/")
+    proxy = Proxy(int(port))
+    broker.url = f"{head}:{proxy.port}/{path}"
+    yield proxy
+    proxy.stop()
+
+
+@pytest.fixture
+def custody(request: pytest.FixtureRequest, tmp_path: Path) -> dict[str, str]:
+    """The settings of a kind of custody: "sqlite" (unless parametrised) or "broker"."""
+    kind = getattr(request, "param", "sqlite")
+    stores = {"sqlite": f"sqlite:///{tmp_path / 'wheel.db'}", "broker": "broker://"}
+    return {"worker_consumer": "celery_wheel:Consumer", "wheel_store": stores[kind]}
+
+
+@pytest.fixture
+def conf(broker: Broker, redis_server: RedisServer) -> dict[str, Any]:
+    """What worker and test have in common: broker and result backend. Tests may add to it."""
+    return {**broker.conf(), "result_backend": f"{redis_server.url}/1"}
+
+
+@pytest.fixture
+def app(conf: dict[str, Any]) -> Iterator[Celery]:
+    """The test's own app, for publishing and control commands."""
+    made = make_app(conf)
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def probes(tmp_path: Path) -> Probes:
+    """What the worker's tasks have run."""
+    return Probes(tmp_path / "probes")
+
+
+@pytest.fixture
+def publish(app: Celery) -> Callable[..., Any]:
+    """``publish("probe", "label", countdown=2)``: send a task by its name."""
+
+    def send(name: str, *arguments: Any, **options: Any) -> Any:
+        return app.tasks[name].apply_async(arguments, **options)
+
+    return send
+
+
+@pytest.fixture
+def worker(
+    request: pytest.FixtureRequest, app: Celery, conf: dict[str, Any], tmp_path: Path
+) -> Iterator[Callable[..., Worker]]:
+    """Start worker processes: ``worker(wheel=True, pool=…, conf={…})``; see :class:`Worker`.
+
+    ``wheel=False`` gives a stock worker; ``ready=False`` does not wait for it.
+    """
+    started: list[Worker] = []
+
+    def start(
+        *,
+        wheel: bool = True,
+        ready: bool = True,
+        conf: dict[str, Any] | None = None,
+        **options: Any,
+    ) -> Worker:
+        plugin = request.getfixturevalue("custody") if wheel else {}
+        made = Worker(app, tmp_path, conf={**common, **plugin, **(conf or {})}, **options)
+        started.append(made)
+        logs = request.node.stash.setdefault(worker_logs, {})
+        logs[made.nodename] = made.process.log_path
+        return made.wait_ready() if ready else made
+
+    common = conf
+    yield start
+    for made in started:
+        made.process.kill()
