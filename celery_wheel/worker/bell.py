@@ -1,0 +1,55 @@
+"""A pipe that ends the event loop's sleep.
+
+Kombu's loop sleeps until its next timer even where callbacks are waiting; a byte in this pipe
+makes the poll return at once.
+"""
+
+from __future__ import annotations
+
+import os
+from contextlib import suppress
+from typing import Any
+
+from celery_wheel import _compat
+
+__all__ = ("Bell",)
+
+
+class Bell:
+    """Rings the loop awake. :meth:`ring` from any thread; the rest from the loop's."""
+
+    def __init__(self, hub: Any) -> None:
+        self._hub = hub
+        self._read, self._write = os.pipe()
+        os.set_blocking(self._read, False)
+        os.set_blocking(self._write, False)
+        self._rung = False
+
+    def register(self, hub: Any) -> None:
+        """Have the loop listen; again after each connection, since the loop is reset."""
+        hub.add_reader(self._read, self._silence)
+
+    def ring(self) -> None:
+        """Wake the loop. Several rings before it looks make one."""
+        if not self._rung:
+            self._rung = True
+            with suppress(OSError):
+                os.write(self._write, b"\0")
+
+    def _silence(self, *_: object) -> None:
+        # The flag first: a ring between the two writes one byte more, none is lost.
+        self._rung = False
+        with suppress(OSError):
+            os.read(self._read, 4096)
+
+    def callbacks_wait(self) -> bool:
+        """Whether the loop has callbacks that it would sleep upon."""
+        return _compat.call_soon_pending(self._hub)
+
+    def close(self) -> None:
+        """Close the pipe."""
+        self._rung = True
+        with suppress(OSError):
+            os.close(self._read)
+        with suppress(OSError):
+            os.close(self._write)

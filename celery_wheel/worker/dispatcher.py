@@ -1,0 +1,341 @@
+"""From the due line to the pool: tokens, the fence, slots, and the request's end.
+
+Nothing of ours waits in the pool's semaphore or buffers. A *ticket* waits there instead, a
+callback that is not tied to a task: when a slot comes free, the ticket takes whichever
+confirmed task is first by then.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections import deque
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from celery.utils.log import get_logger
+from celery.worker import state
+from celery.worker.state import task_reserved
+
+from celery_wheel import _compat
+from celery_wheel.worker.limits import RateLimits
+from celery_wheel.worker.residents import (
+    CONFIRMING,
+    GONE,
+    IN_FLIGHT,
+    PARKED,
+    READY,
+    Item,
+)
+
+if TYPE_CHECKING:
+    from celery_wheel.worker.engine import Engine
+    from celery_wheel.worker.keeper import Keeper
+
+__all__ = ("Dispatcher",)
+
+logger = get_logger(__name__)
+
+#: Seconds between two looks for a free slot where the pool does not tell (no semaphore).
+SLOT_POLL_S = 0.02
+#: Tasks confirmed ahead per process where the prefetch multiplier is 0 (no limit).
+AHEAD_WITHOUT_LIMIT = 4
+
+
+class Dispatcher:
+    """Hands due tasks to the pool, in order, each after it was confirmed.
+
+    Args:
+        engine: shared state and its lock.
+        consumer: Celery's consumer; its pool and controller are used.
+    """
+
+    def __init__(self, engine: Engine, consumer: Any) -> None:
+        self._engine, self._consumer = engine, consumer
+        self._limits = RateLimits(consumer, engine.residents)
+        self._ready: list[tuple[tuple[int, int, int], int, Item]] = []
+        self._ready_count = 0
+        self._count = 0
+        self._confirming = 0
+        self._tickets = 0
+        self._unknown: set[str] = set()
+        self._ended: deque[tuple[Item, Any]] = deque()
+        self.in_flight: dict[bytes, Item] = {}
+        self.parked: list[Item] = []
+
+    # -- the fence -----------------------------------------------------------------------------
+
+    def confirm(self) -> None:
+        """Confirm as many of the first due tasks as the pool can take soon."""
+        if self._confirming:
+            return
+        room = self._ahead() - self._ready_count
+        if room <= 0:
+            return
+        picked: dict[Keeper, list[Item]] = {}
+        for item in self._limits.take(room):
+            picked.setdefault(item.keeper, []).append(item)
+            room -= 1
+        while room > 0:
+            item = self._pick()
+            if item is None:
+                break
+            self._engine.residents.move(item, CONFIRMING)
+            picked.setdefault(item.keeper, []).append(item)
+            room -= 1
+        for keeper, items in picked.items():
+            self._confirm(keeper, items)
+
+    def _ahead(self) -> int:
+        consumer = self._consumer
+        multiplier = consumer.prefetch_multiplier or AHEAD_WITHOUT_LIMIT
+        return max(1, int((consumer.pool.num_processes or 1) * multiplier))
+
+    def _pick(self) -> Item | None:
+        """The first of the due line that may run now; others are put where they belong."""
+        engine = self._engine
+        now_ms = engine.clock.wall_ms()
+        while True:
+            item = engine.residents.first_due()
+            if item is None:
+                return None
+            task = item.task
+            if item.expired(now_ms):
+                engine.residents.move(item, CONFIRMING)
+                engine.announcer.expire(item)
+            elif task.due_ms > now_ms:
+                engine.residents.place(item, now_ms)
+            elif not engine.requests.knows(task.name):
+                self._park_unknown(item)
+            elif self._limits.hold(item):
+                continue
+            else:
+                return item
+
+    def _confirm(self, keeper: Keeper, items: list[Item]) -> None:
+        self._confirming += 1
+        refs = [(item.task.key, item.task.version) for item in items]
+
+        def confirmed(keys: set[bytes]) -> None:
+            self._confirming -= 1
+            for item in items:
+                if item.place != CONFIRMING:
+                    continue  # revoked meanwhile; the store was told after this call
+                if item.task.key in keys:
+                    self._push(item)
+                else:
+                    self._engine.residents.remove(item)
+
+        def failed(_: Exception) -> None:
+            self._confirming -= 1
+            for item in items:
+                if item.place == CONFIRMING:
+                    self._engine.residents.to_due(item)
+
+        keeper.confirm(refs, confirmed, failed)
+
+    def _push(self, item: Item) -> None:
+        task = item.task
+        item.place = READY
+        rank = task.priority if self._engine.residents.low_first else -task.priority
+        self._count += 1
+        self._ready_count += 1
+        heapq.heappush(self._ready, ((rank, task.due_ms, task.arrival), self._count, item))
+
+    def unready(self, item: Item) -> None:
+        """A confirmed item was taken out (revoked); its entry is skipped later."""
+        self._ready_count -= 1
+
+    def _pop(self) -> Item | None:
+        while self._ready:
+            item = heapq.heappop(self._ready)[2]
+            if item.place == READY:
+                self._ready_count -= 1
+                return item
+        return None
+
+    # -- slots ---------------------------------------------------------------------------------
+
+    def dispatch(self) -> None:
+        """Ask for slots for what is confirmed. With a lock held only where a loop runs this."""
+        semaphore = _compat.slot_semaphore(self._consumer.controller)
+        if semaphore is None:
+            while self._engine.open and self._free_slots() > 0:
+                with self._engine.lock:
+                    item = self._pop()
+                if item is None or not self._hand_over(item, self._consumer.on_task_request):
+                    break
+            return
+        while self._tickets < self._ready_count:
+            self._tickets += 1
+            semaphore.acquire(self._granted)
+
+    def _granted(self) -> None:
+        self._tickets = max(0, self._tickets - 1)
+        controller = self._consumer.controller
+        process = _compat.released_on_accept(controller)
+        while self._engine.open:
+            item = self._pop()
+            if item is None:
+                break
+            if self._hand_over(item, process):
+                return
+        _compat.release_slot(controller)
+
+    def _free_slots(self) -> int:
+        """Slots by counting. At most one of ours waits behind a full pool, so that a stream of
+        immediate tasks can't starve those that are due."""
+        limit = self._consumer.pool.num_processes or 1
+        free = limit - len(state.reserved_requests)
+        if free <= 0 and not self.in_flight:
+            return 1
+        return int(free)
+
+    @property
+    def polling_at(self) -> float | None:
+        """When to look for a free slot again, where the pool tells nobody."""
+        if not self._ready_count or _compat.slot_semaphore(self._consumer.controller) is not None:
+            return None
+        return self._engine.clock.monotonic() + SLOT_POLL_S
+
+    @property
+    def next_token_at(self) -> float | None:
+        """When a rate limit lets the next task through, monotonic seconds."""
+        return self._limits.next_at(self._engine.clock.monotonic())
+
+    # -- handing over --------------------------------------------------------------------------
+
+    def _hand_over(self, item: Item, process: Callable[[Any], None]) -> bool:
+        """Give one task to the pool; ``False`` where that was not to be."""
+        engine = self._engine
+        if not engine.lease_holds(item.keeper):
+            with engine.lock:
+                engine.residents.to_due(item)
+            return False
+        try:
+            request = engine.build(item, self._acked, self._rejected)
+        except Exception as exc:
+            with engine.lock:
+                self._park(item, f"its message can't be read ({exc!r})")
+            return False
+        item.place, item.request = IN_FLIGHT, request
+        request.wheel_item = item
+        self.in_flight[item.task.key] = item
+        engine.stats.counts["dispatched"] += 1
+        engine.stats.late(engine.clock.wall_ms() - item.task.due_ms)
+        task_reserved(request)
+        try:
+            process(request)
+        except Exception as exc:
+            logger.exception("The pool did not take %s[%s]: %r", item.task.name, item.task.id, exc)
+            self._ended.append((item, None))
+        return True
+
+    # -- the end of a request (any thread) -----------------------------------------------------
+
+    def _acked(self, item: Item) -> None:
+        item.keeper.settle(item)
+        self._ended.append((item, True))
+        self._engine.wake()
+
+    def _rejected(self, item: Item, *, requeue: bool) -> None:
+        if requeue:
+            self._engine.stats.counts["requeued"] += 1
+            item.keeper.requeue(item)
+        else:
+            item.keeper.reject(item)
+        self._ended.append((item, True))
+        self._engine.wake()
+
+    def finished(self, request: Any) -> None:
+        """The pool is done with a request. One that was not answered goes back."""
+        item = getattr(request, "wheel_item", None)
+        if item is not None:
+            self._ended.append((item, request.acknowledged or None))
+        self._engine.wake()
+
+    def reap(self) -> bool:
+        """Forget what has ended, give back what ended without an answer."""
+        some = False
+        while self._ended:
+            item, answered = self._ended.popleft()
+            if self.in_flight.pop(item.task.key, None) is None:
+                continue
+            some = True
+            if answered is None:
+                self._engine.stats.counts["requeued"] += 1
+                item.keeper.requeue(item)
+            self._engine.residents.remove(item)
+            item.request = None
+            self._engine.pager.look_soon()
+        return some
+
+    # -- what can't run here -------------------------------------------------------------------
+
+    def _park_unknown(self, item: Item) -> None:
+        name = item.task.name
+        if name not in self._unknown:
+            self._unknown.add(name)
+            logger.error(
+                "Task %s is due but not registered in this worker: its delayed tasks wait for a "
+                "worker that knows it (is the module in `imports`/`include`?).",
+                name,
+            )
+        self._engine.residents.move(item, PARKED)
+        self._engine.stats.counts["parked"] += 1
+        self.parked.append(item)
+
+    def _park(self, item: Item, why: str) -> None:
+        logger.error(
+            "Delayed task %s[%s] waits and is kept: %s.", item.task.name, item.task.id, why
+        )
+        self._engine.residents.move(item, PARKED)
+        self._engine.stats.counts["parked"] += 1
+
+    def unpark(self) -> None:
+        """Tasks were registered: look again at those that were not."""
+        parked, self.parked = self.parked, []
+        self._unknown.clear()
+        for item in parked:
+            if item.place == PARKED:
+                self._engine.residents.to_due(item)
+
+    # -- the connection ------------------------------------------------------------------------
+
+    def survive(self) -> list[Any]:
+        """The connection is gone, or the worker stops: take back what no child has.
+
+        Returns the requests that a child has: those run on and are answered as always.
+        """
+        self._tickets = 0
+        written = []
+        for item in list(self.in_flight.values()):
+            if item.keeper.holds_messages:
+                continue  # as stock: the broker delivers it again
+            if _compat.job_was_written(item.request):
+                written.append(item.request)
+            else:
+                del self.in_flight[item.task.key]
+                item.request = None
+                self._engine.residents.to_due(item)
+        return written
+
+    def waiting(self) -> list[Item]:
+        """Confirmed or being confirmed, not handed over."""
+        return [item for item in self._engine.residents if item.place in (READY, CONFIRMING)]
+
+    def drop(self, keeper: Keeper) -> None:
+        """Forget every item of a keeper that is not with the pool."""
+        for item in [i for i in self._engine.residents if i.keeper is keeper]:
+            if item.place == READY:
+                self.unready(item)
+            if item.place != IN_FLIGHT:
+                self._engine.residents.remove(item)
+                item.place = GONE
+            elif keeper.holds_messages:
+                self.in_flight.pop(item.task.key, None)
+                self._engine.residents.remove(item)
+
+    @property
+    def waiting_count(self) -> int:
+        """Confirmed tasks without a slot."""
+        return self._ready_count

@@ -1,0 +1,273 @@
+"""The worker's engine: one turn after another, each short, each by one thread at a time.
+
+A turn takes the store's answers, commits what arrived, moves the wheel to now, confirms and
+dispatches, looks for the next page, and arms the one alarm for whatever comes next. With an
+event loop the loop calls it; without one the alarm's thread does.
+"""
+
+from __future__ import annotations
+
+import threading
+from typing import TYPE_CHECKING, Any
+
+from celery.utils.log import get_logger
+from celery.worker import state
+
+from celery_wheel.clock import SYSTEM_CLOCK, Clock
+from celery_wheel.worker.alarm import Alarm
+from celery_wheel.worker.announcer import Announcer
+from celery_wheel.worker.bell import Bell
+from celery_wheel.worker.dispatcher import Dispatcher
+from celery_wheel.worker.intake import Intake
+from celery_wheel.worker.pager import Pager
+from celery_wheel.worker.renewal import Renewal
+from celery_wheel.worker.requests import RequestFactory
+from celery_wheel.worker.residents import Item, Residents
+from celery_wheel.worker.sources import Sources
+from celery_wheel.worker.stats import Stats
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from celery_wheel.settings import Settings
+    from celery_wheel.task import DelayedTask
+    from celery_wheel.worker.keeper import Keeper
+    from celery_wheel.worker.lease import Lease
+
+__all__ = ("Engine",)
+
+logger = get_logger(__name__)
+
+
+class Engine:
+    """Holds the parts together.
+
+    Args:
+        consumer: Celery's consumer.
+        store_keeper: store custody, or ``None`` where the broker keeps everything.
+        broker_keeper: broker custody, always there: some queues need it.
+        lease: of the store's keeper.
+
+    Thread-safety: :meth:`wake` from any thread. Everything else under :attr:`lock`, which the
+    loop's thread (or, without a loop, the alarm's) takes once per turn.
+    """
+
+    def __init__(
+        self,
+        consumer: Any,
+        settings: Settings,
+        *,
+        store_keeper: Keeper | None,
+        broker_keeper: Keeper,
+        lease: Lease | None,
+        clock: Clock = SYSTEM_CLOCK,
+    ) -> None:
+        self.app, self.clock, self.settings = consumer.app, clock, settings
+        self.store_keeper, self.broker_keeper, self.lease = store_keeper, broker_keeper, lease
+        self.keepers = [k for k in (store_keeper, broker_keeper) if k is not None]
+        self.lock = threading.RLock()
+        self.open = True
+        self.stats = Stats()
+        self._consumer = consumer
+        self.residents = Residents(settings.kind, settings.size, settings.tick_ms, clock.wall_ms())
+        self.sources = Sources(consumer.app)
+        self.announcer = Announcer(self)
+        self.dispatcher = Dispatcher(self, consumer)
+        self.requests = RequestFactory(consumer, self.dispatcher.finished)
+        self.intake = Intake(self, consumer)
+        self.pager = Pager(self, store_keeper)
+        self.renewal = Renewal(self, broker_keeper)
+        self.bell = Bell(consumer.hub) if consumer.hub is not None else None
+        self.alarm = Alarm(clock, self.bell.ring if self.bell is not None else self.turn)
+        for keeper in self.keepers:
+            keeper.on_gathered = self.wake
+            keeper.answers_on_loop = self.bell is not None
+        self._calls: list[Callable[[], None]] = []
+        self._lost = False
+
+    # -- what the parts ask --------------------------------------------------------------------
+
+    def keeper_for(self, queue: str) -> Keeper:
+        """Whose custody messages of a queue go into."""
+        if self.store_keeper is None or self.sources.broker_only(queue):
+            return self.broker_keeper
+        return self.store_keeper
+
+    def queues(self) -> list[str]:
+        """The queues this worker consumes now."""
+        return list(self.app.amqp.queues.consume_from)
+
+    def wants(self, task: DelayedTask, keeper: Keeper) -> bool:
+        """Whether a new task is to be resident from the start."""
+        if keeper.holds_messages:
+            return True
+        if task.due_ms > self.clock.wall_ms() + self.settings.horizon_ms:
+            return False
+        if len(self.residents) < self.settings.resident_limit:
+            return True
+        return self.pager.make_room(task.due_ms)
+
+    def hold(self, task: DelayedTask, keeper: Keeper, *, acked: bool) -> None:
+        """Take a row that this worker owns into RAM."""
+        if task.key not in self.residents.by_key:
+            self.residents.add(Item(task, keeper, acked=acked), self.clock.wall_ms())
+
+    def lease_holds(self, keeper: Keeper) -> bool:
+        """Whether rows of a keeper may be handed over now without asking the store again."""
+        return keeper.holds_messages or self.lease is None or self.lease.holds()
+
+    def build(
+        self, item: Item, acked: Callable[[Item], None], rejected: Callable[..., None]
+    ) -> Any:
+        """The request of an item that goes to the pool."""
+        delivery = item.keeper.messages.get(item.task.key)
+        return self.requests.build(
+            item.task,
+            None if delivery is None else delivery.message,
+            on_ack=lambda *_: acked(item),
+            on_reject=lambda _log, _errors, requeue=False: rejected(item, requeue=requeue),
+        )
+
+    def running(self) -> list[Any]:
+        """Requests of store custody that the pool has or had a moment ago."""
+        return [
+            request
+            for request in list(state.active_requests)
+            if (item := getattr(request, "wheel_item", None)) is not None
+            and not item.keeper.holds_messages
+        ]
+
+    # -- waking --------------------------------------------------------------------------------
+
+    def wake(self) -> None:
+        """Have a turn soon. From any thread."""
+        if self.bell is not None:
+            self.bell.ring()
+        else:
+            self.alarm.kick()
+
+    def soon(self, call: Callable[[], None]) -> None:
+        """Run a call in the next turn. From any thread."""
+        self._calls.append(call)
+        self.wake()
+
+    def lost_lease(self) -> None:
+        """The lease had run out: what is held may be others' by now. From the lease's thread."""
+        self._lost = True
+        self.wake()
+
+    def rows_freed(self) -> None:
+        """Rows came free that this worker may claim. From the lease's thread."""
+        self.soon(self.pager.look_now)
+
+    # -- the turn ------------------------------------------------------------------------------
+
+    def on_tick(self) -> None:
+        """The event loop's turn."""
+        try:
+            self.turn()
+        except Exception as exc:
+            # An exception here would end the worker.
+            logger.exception("The wheel's turn failed: %r", exc)
+
+    def turn(self) -> None:
+        """Do what there is to do, in bounded pieces, and arm the alarm for the rest."""
+        if not self.open:
+            return
+        with self.lock:
+            more = self._answers()
+            self.intake.commit()
+            now_ms = self.clock.wall_ms()
+            if self.residents.ahead_of(now_ms):
+                logger.warning("The clock was set back; the wheel is built anew.")
+                self.residents.rebuild(now_ms)
+            self.residents.advance(now_ms)
+            self.dispatcher.reap()
+            if all(self.lease_holds(keeper) for keeper in self.keepers):
+                self.dispatcher.confirm()
+            more = self._answers() or more
+            for keeper in self.keepers:
+                keeper.flush()
+            self.pager.look()
+            self.renewal.renew()
+            self.announcer.work()
+        self.dispatcher.dispatch()
+        with self.lock:
+            self._arm(more=more)
+
+    def _answers(self) -> bool:
+        calls, self._calls = self._calls, []
+        for call in calls:
+            call()
+        if self._lost and self.store_keeper is not None:
+            self._lost = False
+            self.dispatcher.drop(self.store_keeper)
+            self.pager.look_now()
+        return any([keeper.executor.drain() for keeper in self.keepers])
+
+    def _arm(self, *, more: bool) -> None:
+        if more or self.residents.behind or self.announcer.busy or self._calls:
+            self.wake()
+            return
+        if self.bell is not None and self.bell.callbacks_wait():
+            self.bell.ring()
+        self.alarm.arm(self._next_at())
+
+    def _next_at(self) -> float | None:
+        """The next instant with something to do, monotonic seconds."""
+        now = self.clock.monotonic()
+        instants = [
+            self.pager.look_at,
+            self.renewal.renew_at,
+            self.dispatcher.next_token_at,
+            self.dispatcher.polling_at,
+            *(line.due_at() for line in self.intake.lines.values()),
+        ]
+        wake_ms = self.residents.next_wake_ms()
+        if wake_ms is not None:
+            instants.append(now + max(0, wake_ms - self.clock.wall_ms()) / 1000)
+        return min((at for at in instants if at is not None), default=None)
+
+    # -- the connection, and the end -----------------------------------------------------------
+
+    def connection_lost(self) -> None:
+        """The broker's connection is gone: what it holds for us comes again."""
+        with self.lock:
+            self.intake.drop()
+            self.dispatcher.drop(self.broker_keeper)
+            self.broker_keeper.messages.clear()
+            self.broker_keeper.executor.store.release(self.broker_keeper.owner)
+            self.renewal.forget()
+
+    def close(self) -> None:
+        """No more dispatching. What was received is committed, what waits is given back."""
+        with self.lock:
+            self.intake.commit(now=True)
+            self.open = False
+            for keeper in self.keepers:
+                keeper.direct = True
+                keeper.flush()
+        self.alarm.arm(None)
+
+    def finish(self, timeout_s: float) -> None:
+        """After the pool is done: send what is left, free the rows, close the stores."""
+        self.alarm.stop()
+        if self.lease is not None:
+            self.lease.stop(timeout_s)
+        for keeper in self.keepers:
+            keeper.executor.drain(1_000_000)
+            keeper.flush()
+        keeper = self.store_keeper
+        if keeper is not None:
+            owner = keeper.owner
+            keeper.executor.submit("release", lambda store: store.release(owner))
+            keeper.executor.submit("end_lease", lambda store: store.end_lease(owner))
+            if not keeper.executor.stop(timeout_s):
+                logger.warning(
+                    "The store did not answer while the worker stopped; its tasks are free "
+                    "when the lease ends (%s s).",
+                    self.settings.lease_ttl_s,
+                )
+        self.broker_keeper.executor.stop(0)
+        if self.bell is not None:
+            self.bell.close()

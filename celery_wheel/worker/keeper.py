@@ -1,0 +1,205 @@
+"""One kind of custody: who keeps a task until it is done, and how that is said to them.
+
+Both kinds are the same code over a :class:`~celery_wheel.stores.base.Store`:
+
+- **store custody**: the store is durable, so a message is acknowledged as soon as its row is
+  committed;
+- **broker custody**: the store is a data structure of this process, and the message stays
+  unacknowledged with the broker until its row is settled.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+from celery_wheel.clock import Clock
+from celery_wheel.stores.base import Cancelled, PutResult, Ref
+from celery_wheel.worker.messages import Delivery
+
+if TYPE_CHECKING:
+    from celery_wheel.settings import Settings
+    from celery_wheel.task import DelayedTask
+    from celery_wheel.worker.residents import Item
+    from celery_wheel.worker.store_thread import Executor
+
+__all__ = ("Keeper",)
+
+#: Ids that one call of the store cancels, so that other calls get their turn.
+CANCEL_CHUNK = 1000
+
+
+class Keeper:
+    """Puts, confirms, settles and releases through one store.
+
+    Settles and give-backs are gathered while a call is under way and sent as one batch (group
+    commit). They may come from any thread; all else is for the owner of the engine.
+
+    Args:
+        owner: the name under which this worker owns rows.
+        holds_messages: broker custody.
+        copies_may_come: whether the broker may deliver a message again that was acknowledged
+            (the ack was lost); where it can't, no tombstones of keys are needed.
+    """
+
+    def __init__(
+        self,
+        executor: Executor,
+        owner: str,
+        clock: Clock,
+        settings: Settings,
+        *,
+        holds_messages: bool,
+    ) -> None:
+        self.executor, self.owner = executor, owner
+        self.holds_messages = holds_messages
+        self.copies_may_come = not holds_messages
+        #: Broker custody: the unacknowledged message of each key.
+        self.messages: dict[bytes, Delivery] = {}
+        #: Whether messages are answered in the engine's turn only (an event loop owns them).
+        self.answers_on_loop = False
+        #: Called in any thread when something was gathered.
+        self.on_gathered: Callable[[], None] = lambda: None
+        #: Set while the worker stops: no turn will come, so nothing waits for one.
+        self.direct = False
+        self._clock, self._settings = clock, settings
+        self._settles: deque[tuple[bytes, bool]] = deque()
+        self._releases: deque[tuple[bytes, bool]] = deque()
+        self._settling = False
+        self._answers: deque[tuple[Delivery, Callable[[Delivery], object]]] = deque()
+
+    # -- intake --------------------------------------------------------------------------------
+
+    def put(self, tasks: list[DelayedTask], done: Callable[[PutResult], None]) -> None:
+        """Commit rows."""
+        now_ms = self._clock.wall_ms()
+        self.executor.submit("put", lambda store: store.put(tasks, now_ms), done)
+
+    # -- the fence -----------------------------------------------------------------------------
+
+    def confirm(
+        self,
+        refs: list[Ref],
+        done: Callable[[set[bytes]], None],
+        failed: Callable[[Exception], None],
+    ) -> None:
+        """Ask the store whether these may run now."""
+        clock, owner = self._clock, self.owner
+        self.executor.submit(
+            "confirm", lambda store: store.confirm(owner, refs, clock.wall_ms()), done, failed
+        )
+
+    # -- the end of a task ---------------------------------------------------------------------
+
+    def settle(self, item: Item) -> None:
+        """The task is done (or given to the pool, as its task acknowledges). Any thread."""
+        self._answer(item.task.key, Delivery.ack_log_error)
+        self.settle_key(item.task.key, acked=item.acked)
+
+    def reject(self, item: Item) -> None:
+        """The task refused its message for good. Any thread."""
+        self._answer(item.task.key, Delivery.reject)
+        self.settle_key(item.task.key, acked=item.acked)
+
+    def requeue(self, item: Item, *, redelivered: bool = True) -> None:
+        """Give a task back: pending and anyone's, or to the broker that holds it. Any thread."""
+        if self.holds_messages:
+            self._answer(item.task.key, Delivery.requeue)
+            self.settle_key(item.task.key, acked=True)
+            return
+        self._releases.append((item.task.key, redelivered))
+        self._gathered()
+
+    def discard_message(self, key: bytes) -> None:
+        """Broker custody: acknowledge the message of a row that is gone."""
+        self._answer(key, Delivery.ack_log_error)
+
+    def _answer(self, key: bytes, how: Callable[[Delivery], object]) -> None:
+        # A channel belongs to the loop's thread; a pool's thread only leaves a note.
+        delivery = self.messages.pop(key, None)
+        if delivery is None:
+            return
+        if self.direct or not self.answers_on_loop:
+            how(delivery)
+        else:
+            self._answers.append((delivery, how))
+            self._gathered()
+
+    def settle_key(self, key: bytes, *, acked: bool = False) -> None:
+        """Delete a row; leave a tombstone unless no copy of its message can come. Any thread."""
+        self._settles.append((key, self.copies_may_come and not acked))
+        self._gathered()
+
+    def _gathered(self) -> None:
+        if self.direct:
+            self.flush()
+        else:
+            self.on_gathered()
+
+    def flush(self) -> None:
+        """Send what was gathered; rows wait while the call before is under way."""
+        while self._answers:
+            delivery, how = self._answers.popleft()
+            how(delivery)
+        if self._settling and not self.direct:
+            return
+        settles, releases = _take(self._settles), _take(self._releases)
+        if not settles and not releases:
+            return
+        self._settling = True
+        seen_until_ms = self._clock.wall_ms() + self._settings.seen_ttl_ms
+        plain = [key for key, seen in settles if not seen]
+        seen = [key for key, seen in settles if seen]
+        owner = self.owner
+
+        def call(store: Any) -> None:
+            if plain:
+                store.settle(plain)
+            if seen:
+                store.settle(seen, seen_until_ms)
+            for flag in (False, True):
+                keys = [key for key, redelivered in releases if redelivered is flag]
+                if keys:
+                    store.release(owner, keys, redelivered=flag)
+
+        self.executor.submit("settle", call, self._settled, self._settled)
+
+    def _settled(self, _: object) -> None:
+        self._settling = False
+        self.flush()
+
+    @property
+    def idle(self) -> bool:
+        """Whether nothing waits to be sent."""
+        return not (self._settles or self._releases or self._answers or self._settling)
+
+    # -- cancelling ----------------------------------------------------------------------------
+
+    def cancel(
+        self, ids: Sequence[str], stamps: Sequence[str], done: Callable[[Cancelled], None]
+    ) -> None:
+        """Delete rows and leave tombstones, in chunks; ``done`` is called once per chunk."""
+        until_ms = self._clock.wall_ms() + self._settings.revoke_ttl_ms
+        chunks: list[tuple[Sequence[str], Sequence[str]]] = [
+            (ids[start : start + CANCEL_CHUNK], ()) for start in range(0, len(ids), CANCEL_CHUNK)
+        ]
+        if stamps:
+            chunks.append(((), stamps))
+        for some_ids, some_stamps in chunks:
+            self.executor.submit(
+                "cancel",
+                lambda store, i=some_ids, s=some_stamps: store.cancel(i, s, until_ms),
+                done,
+            )
+
+    def forget(self, keys: list[bytes], done: Callable[[list[DelayedTask]], None]) -> None:
+        """Delete rows that expired; the answer is those that this call deleted."""
+        self.executor.submit("forget", lambda store: store.forget(keys), done)
+
+
+def _take(line: deque[tuple[bytes, bool]]) -> list[tuple[bytes, bool]]:
+    taken = []
+    while line:
+        taken.append(line.popleft())
+    return taken

@@ -1,0 +1,135 @@
+"""The worker's lease: renewed by a thread of its own, over a connection of its own.
+
+On the solo pool a task *is* the loop, and a task of a minute must not cost the lease.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+
+from celery.utils.log import get_logger
+
+from celery_wheel.clock import Clock
+from celery_wheel.errors import StoreError
+from celery_wheel.stores.base import Owner, Store
+from celery_wheel.worker.incarnation import provably_dead
+
+__all__ = ("Lease",)
+
+logger = get_logger(__name__)
+
+
+#: Parts of the ttl: how long the store keeps the lease without renewal, and how often it is
+#: renewed (and others' are looked at). Together less than one: a dead worker's tasks are
+#: free within the ttl, and the worker itself stops trusting its lease before the store does.
+IN_STORE, RENEW_EVERY = 0.7, 0.2
+
+
+class Lease:
+    """Heartbeats of one owner, and the reaping of others'.
+
+    Args:
+        on_lost: called in the lease's thread when the lease had run out and others may have
+            taken rows.
+        on_freed: called in the lease's thread when rows of dead owners were freed.
+
+    Thread-safety: :meth:`holds` and :meth:`kick` from any thread.
+    """
+
+    def __init__(
+        self,
+        store: Store,
+        owner: Owner,
+        ttl_s: float,
+        clock: Clock,
+        *,
+        on_lost: Callable[[], None],
+        on_freed: Callable[[], None],
+    ) -> None:
+        self._store, self.owner, self._ttl_s, self._clock = store, owner, ttl_s, clock
+        self._on_lost, self._on_freed = on_lost, on_freed
+        self._changed = threading.Condition()
+        self._stopping = False
+        self._kicked = False
+        self._renewed = (float("-inf"), 0)
+        self._reap_at = 0.0
+        self._thread = threading.Thread(target=self._run, name="celery-wheel-lease", daemon=True)
+        self._first = threading.Event()
+
+    def start(self) -> None:
+        """Start the thread; returns when the lease is held or its store did not answer."""
+        self._thread.start()
+        self._first.wait(self._ttl_s)
+
+    def holds(self) -> bool:
+        """Whether the lease was renewed within half its time, by both clocks."""
+        at, wall_ms = self._renewed
+        half_s = self._ttl_s / 2
+        fresh = self._clock.monotonic() - at <= half_s
+        if fresh and abs(self._clock.wall_ms() - wall_ms) <= half_s * 1000:
+            return True
+        self.kick()
+        return False
+
+    def kick(self) -> None:
+        """Renew now."""
+        with self._changed:
+            self._kicked = True
+            self._changed.notify()
+
+    def stop(self, timeout_s: float) -> None:
+        """End the thread; the lease stays on record."""
+        with self._changed:
+            self._stopping = True
+            self._changed.notify()
+        self._thread.join(timeout_s)
+
+    # -- the thread ----------------------------------------------------------------------------
+
+    def _run(self) -> None:
+        opened = False
+        while True:
+            try:
+                if not opened:
+                    self._store.open()
+                    opened = True
+                    self._adopt()
+                self.beat()
+                pause_s = self._ttl_s * RENEW_EVERY
+            except StoreError as exc:
+                logger.debug("The lease could not be renewed: %r", exc)
+                pause_s = min(1.0, self._ttl_s / 6)
+            self._first.set()
+            with self._changed:
+                if not self._kicked and not self._stopping:
+                    self._changed.wait(pause_s)
+                elif self._kicked and not self._stopping:
+                    # Renewing costs a write: never more than some per second.
+                    self._changed.wait(0.05)
+                self._kicked = False
+                if self._stopping:
+                    break
+        self._store.close()
+
+    def beat(self) -> None:
+        """Renew the lease, and reap if it is time."""
+        asked_at, asked_ms = self._clock.monotonic(), self._clock.wall_ms()
+        kept = self._store.heartbeat(self.owner, self._ttl_s * IN_STORE)
+        late = asked_at - self._renewed[0] > self._ttl_s
+        self._renewed = (asked_at, asked_ms)
+        if not kept:
+            logger.warning("The lease had run out; held tasks are claimed anew.")
+            self._on_lost()
+        if late:
+            # After an outage everybody is late: give the living time to renew.
+            self._reap_at = asked_at + self._ttl_s / 2
+        if asked_at >= self._reap_at:
+            if self._store.reap():
+                self._on_freed()
+
+    def _adopt(self) -> None:
+        """Free the rows of owners on this host that are certainly dead."""
+        dead = [owner.name for owner in self._store.owners() if provably_dead(owner)]
+        if dead and self._store.reap(dead):
+            self._on_freed()

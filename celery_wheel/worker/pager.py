@@ -1,0 +1,115 @@
+"""Brings the next window of the store into RAM: the far levels of the wheel are the store.
+
+A page is a claim in due order. Another page follows at once while pages come back full and
+there is room; otherwise the next look is a few seconds away, well inside the horizon.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from celery_wheel.task import DelayedTask
+    from celery_wheel.worker.engine import Engine
+    from celery_wheel.worker.keeper import Keeper
+
+__all__ = ("Pager",)
+
+#: Rows per claim, so that workers share and no call is long.
+PAGE = 500
+#: Seconds between looks when the window is in RAM already.
+LOOK_EVERY_S = 5.0
+
+
+class Pager:
+    """Claims for one keeper with a durable store; does nothing without one."""
+
+    def __init__(self, engine: Engine, keeper: Keeper | None) -> None:
+        self._engine, self._keeper = engine, keeper
+        self._claiming = False
+        self._more = True
+        self._look_at = 0.0
+
+    def look_soon(self) -> None:
+        """Room was made, or rows were freed: look at the next turn if there may be more."""
+        if self._more:
+            self._look_at = 0.0
+
+    def look_now(self) -> None:
+        """Rows are there that were not before."""
+        self._more, self._look_at = True, 0.0
+
+    @property
+    def look_at(self) -> float | None:
+        """When to look next, monotonic seconds."""
+        if self._keeper is None or self._claiming or not self._engine.open:
+            return None
+        if self._look_at == 0.0 and not self._has_room():
+            return None  # what makes room calls look_soon()
+        return self._look_at
+
+    def look(self) -> None:
+        """Claim a page if it is time and there is room for one."""
+        engine, keeper = self._engine, self._keeper
+        if keeper is None or self._claiming or engine.clock.monotonic() < self._look_at:
+            return
+        if not self._has_room():
+            return
+        room = engine.settings.resident_limit - len(engine.residents)
+        limit = min(PAGE, room)
+        now_ms = engine.clock.wall_ms()
+        until_ms = now_ms + engine.settings.horizon_ms
+        owner = keeper.owner
+        self._claiming = True
+
+        def claimed(rows: list[DelayedTask]) -> None:
+            self._claiming = False
+            self._more = len(rows) >= limit
+            every_s = min(LOOK_EVERY_S, engine.settings.horizon_ms / 2000)
+            self._look_at = 0.0 if self._more else engine.clock.monotonic() + every_s
+            for row in rows:
+                engine.hold(row, keeper, acked=False)
+
+        def failed(_: Exception) -> None:
+            self._claiming = False
+            self._look_at = engine.clock.monotonic() + 1.0
+
+        keeper.executor.submit(
+            "claim",
+            lambda store: store.claim(owner, until_ms, limit),
+            claimed,
+            failed,
+        )
+        keeper.executor.submit(
+            "expiring", lambda store: store.next_expiring(now_ms, PAGE), self._expiring
+        )
+
+    def _has_room(self) -> bool:
+        engine = self._engine
+        limit = engine.settings.resident_limit
+        room = limit - len(engine.residents)
+        worthwhile = min(100, max(1, limit // 10))
+        return room >= worthwhile or (room > 0 and engine.residents.due_count == 0)
+
+    def _expiring(self, rows: list[DelayedTask]) -> None:
+        """Rows that expire while they are not in RAM."""
+        residents = self._engine.residents
+        keys = [row.key for row in rows if row.key not in residents.by_key]
+        if keys and self._keeper is not None:
+            self._engine.announcer.forget(self._keeper, keys)
+
+    def make_room(self, due_ms: int) -> bool:
+        """RAM is full: give back some that are due after ``due_ms``; whether that was done."""
+        engine = self._engine
+        some = max(1, engine.settings.resident_limit // 20)
+        later = [
+            item
+            for item in engine.residents.farthest(some)
+            if item.task.due_ms > due_ms and not item.keeper.holds_messages
+        ]
+        for item in later:
+            engine.residents.remove(item)
+            item.keeper.requeue(item, redelivered=False)
+        if later:
+            self._more = True
+        return bool(later)

@@ -1,0 +1,123 @@
+"""The bootstep: the wheel's life within the life of Celery's consumer."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from celery import bootsteps
+from celery.utils.log import get_logger
+from celery.worker.consumer.tasks import Tasks
+
+from celery_wheel import _compat
+from celery_wheel.clock import SYSTEM_CLOCK
+from celery_wheel.errors import WheelError
+from celery_wheel.stores import open_store
+from celery_wheel.stores.memory import MemoryStore
+from celery_wheel.worker import checks, control
+from celery_wheel.worker.engine import Engine
+from celery_wheel.worker.incarnation import new_owner
+from celery_wheel.worker.keeper import Keeper
+from celery_wheel.worker.lease import Lease
+from celery_wheel.worker.store_thread import InlineExecutor, StoreThread
+
+__all__ = ("WheelStep",)
+
+logger = get_logger(__name__)
+
+#: Seconds a worker that stops waits for a store that does not answer.
+STOP_PATIENCE_S = 3.0
+
+
+class WheelStep(bootsteps.StartStopStep):  # type: ignore[misc]
+    """Starts the engine once, and joins and parts it with each connection."""
+
+    label = "Wheel"
+    requires = (Tasks, _compat.control_step_class())
+
+    def __init__(self, c: Any, **kwargs: Any) -> None:
+        c.wheel = None
+        super().__init__(c, **kwargs)
+
+    def start(self, c: Any) -> None:
+        """On each connection; the first opens the store, which must not be shared by a fork."""
+        first = c.wheel is None
+        if first:
+            try:
+                c.wheel = build_engine(c)
+            except WheelError as exc:
+                logger.critical("celery-wheel can't start: %s", exc)
+                raise SystemExit(1) from exc
+        engine: Engine = c.wheel
+        engine.residents.low_first = c.connection.transport.driver_type == "redis"
+        engine.sources.watch(c.task_consumer)
+        c.wrap_strategies()
+        control.install(c, engine)
+        if first:
+            checks.run(c, engine)
+            if c.hub is not None:
+                c.hub.on_tick.add(engine.on_tick)
+            engine.alarm.start()
+        engine.wake()
+
+    def register_with_event_loop(self, c: Any, hub: Any) -> None:
+        """The loop was reset with the connection: listen to the bell again."""
+        if c.wheel is not None:
+            c.wheel.bell.register(hub)
+            c.wheel.bell.ring()
+
+    def stop(self, c: Any) -> None:
+        """The connection is gone, or the worker stops."""
+        if c.wheel is None:
+            return
+        if c.wheel_stops():
+            c.wheel.close()
+        else:
+            c.wheel.connection_lost()
+
+    def shutdown(self, c: Any) -> None:
+        """The pool is done: the last settles, then the store is closed."""
+        engine, c.wheel = c.wheel, None
+        if engine is not None:
+            if c.hub is not None:
+                c.hub.on_tick.discard(engine.on_tick)
+            engine.close()
+            engine.finish(STOP_PATIENCE_S)
+
+    def info(self, c: Any) -> dict[str, Any]:
+        """For ``inspect stats``."""
+        return {} if c.wheel is None else {"wheel": control.brief(c.wheel)}
+
+
+def build_engine(c: Any) -> Engine:
+    """Open the store named by the settings and build an engine over it.
+
+    Raises:
+        WheelError: the store can't be used.
+    """
+    settings = c.wheel_settings
+    engine: Engine
+    store_keeper: Keeper | None = None
+    lease: Lease | None = None
+    owner = new_owner(c.hostname)
+    if settings.store_url not in (None, "broker://"):
+        store = open_store(settings.store_url, settings.namespace)
+        thread = StoreThread(store, lambda: engine.wake(), SYSTEM_CLOCK)
+        thread.start()
+        store_keeper = Keeper(thread, owner.name, SYSTEM_CLOCK, settings, holds_messages=False)
+        lease = Lease(
+            store.sibling(),
+            owner,
+            settings.lease_ttl_s,
+            SYSTEM_CLOCK,
+            on_lost=lambda: engine.lost_lease(),
+            on_freed=lambda: engine.rows_freed(),
+        )
+    broker = InlineExecutor(MemoryStore())
+    broker.start()
+    broker_keeper = Keeper(broker, owner.name, SYSTEM_CLOCK, settings, holds_messages=True)
+    engine = Engine(
+        c, settings, store_keeper=store_keeper, broker_keeper=broker_keeper, lease=lease
+    )
+    if lease is not None:
+        lease.start()
+    return engine
