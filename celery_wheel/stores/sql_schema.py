@@ -1,0 +1,245 @@
+"""The tables of a SQL store, and how a row becomes a task.
+
+Every name begins with the namespace (``celery_wheel`` unless set), so that applications can
+share a database:
+
+``<ns>_tasks``
+    One row per delayed task. ``seq`` counts arrivals; ``key`` is unique. ``state`` is 0 for
+    pending and 1 for dispatched. ``stamps`` repeats the row's stamps as JSON, for reading.
+
+    ======================  ==============================  ==================================
+    index                   on, where                       for
+    ======================  ==============================  ==================================
+    ``<ns>_ix_free``        due, arrival; pending, unowned  claim: costs by what it returns
+    ``<ns>_ix_due``         due, arrival                    find, histogram, oldest due
+    ``<ns>_ix_id``          id                              cancel, reschedule
+    ``<ns>_ix_owner``       owner; owned                    release, reap
+    ``<ns>_ix_expires``     expires; pending, that have it  next expiring
+    ``<ns>_ix_dispatched``  due; dispatched                 counts
+    ======================  ==============================  ==================================
+
+``<ns>_stamps``
+    (stamp, key) of every pending or dispatched task with stamps: cancel by stamp.
+``<ns>_owners``
+    One lease per owner; ``until_ms`` is of the store's own clock.
+``<ns>_cancelled``
+    Tombstones of ids and of stamps, until ``until_ms`` of the caller's clock.
+``<ns>_seen``
+    Tombstones of keys that were settled while a copy may still come.
+``<ns>_meta``
+    ``schema``: the version of this layout.
+
+Instants are UTC milliseconds.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from dataclasses import dataclass
+from typing import Any
+
+import sqlalchemy as sa
+
+from celery_wheel.errors import ConfigError
+from celery_wheel.task import DISPATCHED, PENDING, DelayedTask
+
+__all__ = ("SCHEMA_VERSION", "Tables", "make_tables", "stamps_of", "task_of", "values_of")
+
+SCHEMA_VERSION = 1
+
+_NAMESPACE = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,39}")
+
+# NUL and lone surrogates, which JSON can carry but no database stores in a text, are written
+# as an escape character and four hex digits; so is the escape character itself.
+_ESCAPE = "\x1a"
+_UNSTORABLE = re.compile("[\x00\x1a\ud800-\udfff]")
+_ESCAPED = re.compile("\x1a([0-9a-f]{4})")
+
+
+class SafeText(sa.types.TypeDecorator[str]):
+    """Text of any content: one strange task id must not fail the whole batch it is in."""
+
+    impl = sa.Text
+    cache_ok = True
+
+    def process_bind_param(self, value: str | None, dialect: sa.Dialect) -> str | None:  # noqa: ARG002
+        """Escape what can't be stored."""
+        if value is None or _UNSTORABLE.search(value) is None:
+            return value
+        return _UNSTORABLE.sub(lambda odd: f"{_ESCAPE}{ord(odd[0]):04x}", value)
+
+    def process_result_value(self, value: str | None, dialect: sa.Dialect) -> str | None:  # noqa: ARG002
+        """Undo :meth:`process_bind_param`."""
+        if value is None or _ESCAPE not in value:
+            return value
+        return _ESCAPED.sub(lambda escaped: chr(int(escaped[1], 16)), value)
+
+
+@dataclass(frozen=True, slots=True)
+class Tables:
+    """The tables of one namespace."""
+
+    metadata: sa.MetaData
+    tasks: sa.Table
+    stamps: sa.Table
+    owners: sa.Table
+    cancelled: sa.Table
+    seen: sa.Table
+    meta: sa.Table
+
+
+def make_tables(namespace: str) -> Tables:
+    """Describe the tables of a namespace; touches no database.
+
+    Raises:
+        ConfigError: the namespace is no identifier.
+    """
+    if not _NAMESPACE.fullmatch(namespace):
+        raise ConfigError(
+            f"wheel_namespace {namespace!r} can't begin table names: use up to 40 letters, "
+            "digits and underscores, not beginning with a digit"
+        )
+    metadata = sa.MetaData()
+    return Tables(
+        metadata,
+        tasks=_tasks(metadata, namespace),
+        stamps=sa.Table(
+            f"{namespace}_stamps",
+            metadata,
+            sa.Column("stamp", SafeText, primary_key=True),
+            sa.Column("key", sa.LargeBinary, primary_key=True),
+            sa.Index(f"{namespace}_ix_stamps_key", "key"),
+            sqlite_with_rowid=False,
+        ),
+        owners=sa.Table(
+            f"{namespace}_owners",
+            metadata,
+            sa.Column("name", SafeText, primary_key=True),
+            sa.Column("node", SafeText, nullable=False),
+            sa.Column("boot", SafeText, nullable=False),
+            sa.Column("pid", sa.BigInteger, nullable=False),
+            sa.Column("started", SafeText, nullable=False),
+            sa.Column("until_ms", sa.BigInteger, nullable=False),
+        ),
+        cancelled=sa.Table(
+            f"{namespace}_cancelled",
+            metadata,
+            sa.Column("is_stamp", sa.SmallInteger, primary_key=True),
+            sa.Column("name", SafeText, primary_key=True),
+            sa.Column("until_ms", sa.BigInteger, nullable=False),
+            sa.Index(f"{namespace}_ix_cancelled_until", "until_ms"),
+            sqlite_with_rowid=False,
+        ),
+        seen=sa.Table(
+            f"{namespace}_seen",
+            metadata,
+            sa.Column("key", sa.LargeBinary, primary_key=True),
+            sa.Column("until_ms", sa.BigInteger, nullable=False),
+            sa.Index(f"{namespace}_ix_seen_until", "until_ms"),
+            sqlite_with_rowid=False,
+        ),
+        meta=sa.Table(
+            f"{namespace}_meta",
+            metadata,
+            sa.Column("name", sa.String(40), primary_key=True),
+            sa.Column("value", sa.BigInteger, nullable=False),
+        ),
+    )
+
+
+def _tasks(metadata: sa.MetaData, namespace: str) -> sa.Table:
+    # Integer primary keys count by themselves in every database only under this type.
+    sequence = sa.BigInteger().with_variant(sa.Integer, "sqlite")
+    tasks = sa.Table(
+        f"{namespace}_tasks",
+        metadata,
+        sa.Column("seq", sequence, primary_key=True),
+        sa.Column("key", sa.LargeBinary, nullable=False),
+        sa.Column("id", SafeText, nullable=False),
+        sa.Column("name", SafeText, nullable=False),
+        sa.Column("queue", SafeText, nullable=False),
+        sa.Column("due_ms", sa.BigInteger, nullable=False),
+        sa.Column("envelope", sa.LargeBinary, nullable=False),
+        sa.Column("retries", sa.BigInteger, nullable=False),
+        sa.Column("priority", sa.BigInteger, nullable=False),
+        sa.Column("expires_ms", sa.BigInteger),
+        sa.Column("arrival", sa.BigInteger, nullable=False),
+        sa.Column("stamps", SafeText),
+        sa.Column("version", sa.BigInteger, nullable=False),
+        sa.Column("state", sa.SmallInteger, nullable=False),
+        sa.Column("owner", SafeText),
+        sa.Column("redelivered", sa.SmallInteger, nullable=False),
+    )
+    column = tasks.c
+
+    def index(name: str, *columns: sa.Column[Any], where: Any = None, unique: bool = False) -> None:
+        sa.Index(
+            f"{namespace}_ix_{name}",
+            *columns,
+            unique=unique,
+            sqlite_where=where,
+            postgresql_where=where,
+        )
+
+    pending = column.state == sa.literal_column("0")
+    index("key", column.key, unique=True)
+    index("id", column.id)
+    index("due", column.due_ms, column.arrival)
+    index("free", column.due_ms, column.arrival, where=pending & column.owner.is_(None))
+    index("owner", column.owner, where=column.owner.is_not(None))
+    index("expires", column.expires_ms, where=pending & column.expires_ms.is_not(None))
+    index("dispatched", column.due_ms, where=column.state == sa.literal_column("1"))
+    return tasks
+
+
+_STATES = (PENDING, DISPATCHED)
+
+
+def stamps_of(text: str | None) -> tuple[str, ...]:
+    """Read the column ``stamps``."""
+    return tuple(json.loads(text)) if text else ()
+
+
+def task_of(row: Any) -> DelayedTask:
+    """Make a task of a row of ``tasks``, all columns in their order."""
+    _, key, task_id, name, queue, due_ms, envelope, *rest = row
+    retries, priority, expires_ms, arrival, stamps, version, state, owner, redelivered = rest
+    return DelayedTask(
+        key,
+        task_id,
+        name,
+        queue,
+        due_ms,
+        envelope,
+        retries,
+        priority,
+        expires_ms,
+        arrival,
+        stamps_of(stamps),
+        version,
+        _STATES[state],
+        owner,
+        bool(redelivered),
+    )
+
+
+def values_of(task: DelayedTask) -> dict[str, Any]:
+    """Give the columns of a task that is put: pending."""
+    return {
+        "key": task.key,
+        "id": task.id,
+        "name": task.name,
+        "queue": task.queue,
+        "due_ms": task.due_ms,
+        "envelope": task.envelope,
+        "retries": task.retries,
+        "priority": task.priority,
+        "expires_ms": task.expires_ms,
+        "arrival": task.arrival,
+        "stamps": json.dumps(task.stamps) if task.stamps else None,
+        "version": task.version,
+        "state": 0,
+        "owner": task.owner,
+        "redelivered": int(task.redelivered),
+    }

@@ -1,0 +1,169 @@
+"""Every statement of the SQL stores, by name.
+
+Built once per namespace. ``:keys``, ``:ids`` and ``:names`` take lists, of which the caller
+gives no more than fit. ``state`` is compared with literals, never with parameters: only then
+can a database see that a partial index holds all the rows in question.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import sqlalchemy as sa
+
+from celery_wheel.stores.base import Filter
+from celery_wheel.stores.sql_schema import Tables
+
+__all__ = ("Statements",)
+
+_0: sa.ColumnElement[int] = sa.literal_column("0")
+_1: sa.ColumnElement[int] = sa.literal_column("1")
+
+
+def _list(name: str) -> sa.BindParameter[Any]:
+    return sa.bindparam(name, expanding=True)
+
+
+class Statements:
+    """Named statements over one set of tables.
+
+    Args:
+        tables: the tables.
+        insert: the dialect's ``insert``, one that has ``on_conflict_do_update``.
+    """
+
+    def __init__(self, tables: Tables, insert: Any) -> None:
+        self.tables = tables
+        self._about_rows()
+        self._about_fences()
+        self._about_counts()
+        self._about_tombstones(insert)
+        self._about_leases()
+        meta = tables.meta
+        self.touch = sa.update(meta).where(meta.c.name == "schema").values(value=meta.c.value)
+
+    def _about_rows(self) -> None:
+        tasks, stamps = self.tables.tasks, self.tables.stamps
+        one, pending = tasks.c, tasks.c.state == _0
+        self.in_order = (one.due_ms, one.arrival, one.seq)
+        self.put = sa.insert(tasks)
+        self.put_stamps = sa.insert(stamps)
+        self.known_keys = sa.select(one.key).where(one.key.in_(_list("keys")))
+        self.claimable = (
+            sa.select(tasks)
+            .where(pending, one.owner.is_(None), one.due_ms <= sa.bindparam("until_ms"))
+            .order_by(*self.in_order)
+            .limit(sa.bindparam("row_limit"))
+        )
+        self.own = (
+            sa.update(tasks).where(one.seq == sa.bindparam("row")).values(owner=sa.bindparam("by"))
+        )
+        self.delete = sa.delete(tasks).where(one.key.in_(_list("keys")))
+        self.delete_stamps = sa.delete(stamps).where(stamps.c.key.in_(_list("keys")))
+        self.by_ids = sa.select(tasks).where(one.id.in_(_list("ids")))
+        carriers = sa.select(stamps.c.key).where(stamps.c.stamp.in_(_list("names")))
+        self.by_stamps = sa.select(tasks).where(one.key.in_(carriers))
+        self.pending_by_keys = sa.select(tasks).where(one.key.in_(_list("keys")), pending)
+        self.expiring = (
+            sa.select(tasks)
+            .where(pending, one.expires_ms < sa.bindparam("before_ms"))
+            .order_by(one.expires_ms)
+            .limit(sa.bindparam("row_limit"))
+        )
+        of_id = (one.id == sa.bindparam("task_id"), pending)
+        self.pending_of_id = sa.select(sa.func.count()).select_from(tasks).where(*of_id)
+        self.reschedule = (
+            sa.update(tasks)
+            .where(*of_id, one.due_ms != sa.bindparam("to_ms"))
+            .values(due_ms=sa.bindparam("to_ms"), version=one.version + 1, owner=None)
+        )
+
+    def _about_fences(self) -> None:
+        tasks = self.tables.tasks
+        one = tasks.c
+        self.fence = sa.select(
+            one.seq, one.key, one.id, one.version, one.state, one.owner, one.due_ms, one.stamps
+        ).where(one.key.in_(_list("keys")))
+        self.dispatch = sa.update(tasks).where(one.seq == sa.bindparam("row")).values(state=_1)
+        flag = sa.case((one.state == _1, _1), else_=one.redelivered)
+        free = sa.update(tasks).values(state=_0, owner=None, redelivered=flag)
+        self.release_all = free.where(one.owner == sa.bindparam("by"))
+        # Wrapped, so that no planner reads all rows of the owner to find those with the keys.
+        is_mine = sa.func.coalesce(one.owner, "") == sa.bindparam("by")
+        self.release = free.where(is_mine, one.key.in_(_list("keys")))
+        self.release_redelivered = self.release.values(redelivered=_1)
+
+    def _about_counts(self) -> None:
+        tasks = self.tables.tasks
+        one = tasks.c
+        count = sa.select(sa.func.count()).select_from(tasks)
+        dispatched = one.state == _1
+        self.count_all = count
+        self.count_dispatched = count.where(dispatched)
+        self.count_owned = count.where(one.owner.is_not(None))
+        within = (one.due_ms >= sa.bindparam("from_ms"), one.due_ms < sa.bindparam("before_ms"))
+        self.count_due = count.where(*within)
+        self.count_due_dispatched = count.where(dispatched, *within)
+        self.oldest_due = sa.select(one.due_ms).where(one.state == _0).order_by(one.due_ms).limit(1)
+
+    def _about_tombstones(self, insert: Any) -> None:
+        cancelled, seen = self.tables.cancelled, self.tables.seen
+        self.cancelled = sa.select(cancelled.c.name).where(
+            cancelled.c.is_stamp == sa.bindparam("is_stamp"),
+            cancelled.c.name.in_(_list("names")),
+            cancelled.c.until_ms > sa.bindparam("now_ms"),
+        )
+        self.seen_keys = sa.select(seen.c.key).where(
+            seen.c.key.in_(_list("keys")), seen.c.until_ms > sa.bindparam("now_ms")
+        )
+        self.remember_cancelled = _keep_latest(insert(cancelled))
+        self.remember_seen = _keep_latest(insert(seen))
+        self.expire_cancelled = sa.delete(cancelled).where(
+            cancelled.c.until_ms <= sa.bindparam("now_ms")
+        )
+        self.expire_seen = sa.delete(seen).where(seen.c.until_ms <= sa.bindparam("now_ms"))
+
+    def _about_leases(self) -> None:
+        owners, one = self.tables.owners, self.tables.tasks.c
+        self.start_lease = sa.insert(owners)
+        self.renew_lease = (
+            sa.update(owners)
+            .where(owners.c.name == sa.bindparam("by"))
+            .values(until_ms=sa.bindparam("to_ms"))
+        )
+        self.end_lease = sa.delete(owners).where(owners.c.name == sa.bindparam("by"))
+        self.end_expired = sa.delete(owners).where(owners.c.until_ms <= sa.bindparam("now_ms"))
+        self.owners = sa.select(owners).order_by(owners.c.name)
+        self.lease_names = sa.select(owners.c.name)
+        #: The next owner that has rows: walks the index from name to name, not over the rows.
+        self.next_row_owner = sa.select(sa.func.min(one.owner)).where(
+            one.owner > sa.bindparam("after")
+        )
+
+    def find(self, which: Filter, after: tuple[int, int, int] | None) -> sa.Select[Any]:
+        """Select the rows of a filter in order, but for its ids, which ``:ids`` takes."""
+        tasks, stamps = self.tables.tasks, self.tables.stamps
+        one = tasks.c
+        query = sa.select(tasks).order_by(*self.in_order).limit(sa.bindparam("row_limit"))
+        if after is not None:
+            query = query.where(sa.tuple_(*self.in_order) > sa.tuple_(*after))
+        if which.ids is not None:
+            query = query.where(one.id.in_(_list("ids")))
+        if which.stamps is not None:
+            carriers = sa.select(stamps.c.key).where(stamps.c.stamp.in_(which.stamps))
+            query = query.where(one.key.in_(carriers))
+        if which.due_from_ms is not None:
+            query = query.where(one.due_ms >= which.due_from_ms)
+        if which.due_before_ms is not None:
+            query = query.where(one.due_ms < which.due_before_ms)
+        equal = {one.name: which.name, one.queue: which.queue, one.owner: which.owner}
+        return query.where(*(col == value for col, value in equal.items() if value is not None))
+
+
+def _keep_latest(insert: Any) -> Any:
+    """Insert a tombstone, or let the one that is there last the longer of both times."""
+    table, new = insert.table, insert.excluded.until_ms
+    longest = sa.case((table.c.until_ms > new, table.c.until_ms), else_=new)
+    return insert.on_conflict_do_update(
+        index_elements=list(table.primary_key.columns), set_={"until_ms": longest}
+    )

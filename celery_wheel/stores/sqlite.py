@@ -1,0 +1,136 @@
+"""The embedded store: a SQLite file that any number of processes of one host share.
+
+WAL mode, so readers never wait. ``put`` and ``cancel`` commit with ``synchronous=FULL`` (they
+return after an fsync); everything else with ``NORMAL``, whose worst loss at a power cut is
+that a task runs again. Writers queue for the file: ``BEGIN IMMEDIATE`` and a busy timeout.
+
+The file is as durable as its disk, and must be on a local one: WAL needs shared memory.
+"""
+
+from __future__ import annotations
+
+import sqlite3
+import threading
+from pathlib import Path
+
+import sqlalchemy as sa
+from sqlalchemy.dialects.sqlite import insert
+
+from celery_wheel.clock import SYSTEM_CLOCK, Clock
+from celery_wheel.errors import ConfigError, StoreUnavailable
+from celery_wheel.stores.sql_database import Database, Mode
+
+__all__ = ("SqliteDatabase",)
+
+#: How long a writer waits for another one.
+BUSY_TIMEOUT_S = 5.0
+#: How long opening goes on while others are just making the file.
+OPEN_TIMEOUT_S = 15.0
+_OPEN_RETRY_S = 0.02
+
+_PRAGMAS = ("PRAGMA cache_size=-16000", "PRAGMA foreign_keys=OFF")
+_SYNCHRONOUS = {"write": "NORMAL", "durable": "FULL"}
+
+#: What a driver's message at the start means for whoever set ``wheel_store``.
+_ADVICE = {
+    "file is not a database": "it is no SQLite file: name another file",
+    "unable to open database file": "let this user read and write the file and its directory",
+    "readonly database": "let this user write the file and its directory",
+    "disk image is malformed": "it is damaged: restore it, or move it away to begin anew",
+}
+
+
+class SqliteDatabase(Database):
+    """A SQLite file.
+
+    Args:
+        path: the file; a relative one is taken from the present working directory.
+        namespace: what table names begin with.
+        clock: where leases take their time from; it must be the same for every process.
+    """
+
+    insert = staticmethod(insert)
+
+    def __init__(self, path: str | Path, namespace: str, clock: Clock = SYSTEM_CLOCK) -> None:
+        super().__init__(namespace)
+        self._path = Path(path).absolute()
+        self._namespace = namespace
+        self._clock = clock
+        self._synchronous = ""
+        self.where = str(self._path)
+
+    def sibling(self) -> SqliteDatabase:
+        """See :meth:`Database.sibling`."""
+        return SqliteDatabase(self._path, self._namespace, self._clock)
+
+    def now_ms(self, connection: sa.Connection) -> int:  # noqa: ARG002 - others ask the server
+        """See :meth:`Database.now_ms`: the clock of the machine."""
+        return self._clock.wall_ms()
+
+    def open(self) -> None:
+        """See :meth:`Database.open`.
+
+        While one process turns a new file to WAL, the others are refused at once, busy timeout
+        or not: they try again for a while.
+        """
+        self._check_place()
+        give_up_at = SYSTEM_CLOCK.monotonic() + OPEN_TIMEOUT_S
+        while True:
+            try:
+                return super().open()
+            except StoreUnavailable as exc:
+                for sign, advice in _ADVICE.items():
+                    if sign in str(exc):
+                        raise ConfigError(f"wheel_store {self.where}: {advice}") from exc
+                if "locked" not in str(exc) or SYSTEM_CLOCK.monotonic() > give_up_at:
+                    raise
+            threading.Event().wait(_OPEN_RETRY_S)
+
+    def _check_place(self) -> None:
+        directory = self._path.parent
+        if not directory.is_dir():
+            raise ConfigError(
+                f"wheel_store {self.where}: there is no directory {directory}: "
+                "make it, or name a file in another one"
+            )
+        if self._path.is_dir():
+            raise ConfigError(f"wheel_store {self.where}: it is a directory: name a file in it")
+
+    def _make_engine(self) -> sa.Engine:
+        return sa.create_engine("sqlite://", creator=self._open_file, poolclass=sa.pool.NullPool)
+
+    def _open_file(self) -> sqlite3.Connection:
+        connection = sqlite3.connect(
+            self._path,
+            timeout=BUSY_TIMEOUT_S,
+            isolation_level=None,  # transactions begin where _begin says, and nowhere else
+            check_same_thread=False,
+        )
+        try:
+            (journal,) = connection.execute("PRAGMA journal_mode").fetchone()
+            if journal != "wal":
+                (journal,) = connection.execute("PRAGMA journal_mode=WAL").fetchone()
+            for pragma in _PRAGMAS:
+                connection.execute(pragma)
+        except sqlite3.Error:
+            connection.close()
+            raise
+        if journal != "wal":
+            connection.close()
+            raise ConfigError(
+                f"wheel_store {self.where}: its file system can't share memory between "
+                "processes (a network drive?): name a file on a local disk"
+            )
+        self._synchronous = ""
+        return connection
+
+    def _begin(self, connection: sa.Connection, mode: Mode) -> None:
+        if mode == "read":
+            connection.exec_driver_sql("BEGIN")
+            return
+        synchronous = _SYNCHRONOUS[mode]
+        if synchronous != self._synchronous:
+            # SQLite refuses to change it inside a transaction.
+            connection.exec_driver_sql(f"PRAGMA synchronous={synchronous}")
+            self._synchronous = synchronous
+        connection.exec_driver_sql("BEGIN IMMEDIATE")

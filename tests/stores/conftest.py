@@ -1,0 +1,35 @@
+"""One store of each kind for the conformance suite."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from celery_wheel.stores import open_store
+from celery_wheel.stores.base import Store
+
+#: What makes an unopened, empty store, by kind. A new kind of store is one more line.
+KINDS: dict[str, Callable[[Path], Store]] = {
+    "memory": lambda _: open_store("memory://"),
+    "sqlite": lambda directory: open_store(f"sqlite:///{directory / 'wheel.db'}"),
+}
+
+
+@pytest.fixture(params=KINDS)
+def store(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Store]:
+    """An open, empty store of every kind in turn."""
+    made = KINDS[request.param](tmp_path)
+    made.open()
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def other(store: Store) -> Iterator[Store]:
+    """Another object of the same place, as another worker has it."""
+    sibling = store.sibling()
+    sibling.open()
+    yield sibling
+    sibling.close()
