@@ -191,7 +191,11 @@ class Engine:
             self.pager.look()
             self.renewal.renew()
             self.announcer.work()
+        handed = self.stats.counts["dispatched"]
         self.dispatcher.dispatch()
+        # The pool asks the loop for writable pipes in a tick callback of its own, which may
+        # have run before ours: without another round the loop would sleep on our job.
+        more = more or handed != self.stats.counts["dispatched"]
         with self.lock:
             self._arm(more=more)
 
