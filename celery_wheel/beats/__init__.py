@@ -1,0 +1,3 @@
+"""What ``celery_wheel.beat`` is made of."""
+
+from __future__ import annotations
