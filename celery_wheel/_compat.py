@@ -14,12 +14,15 @@ Name                           Versions       Why
 ``Control.box``                5.0 – 5.7      this worker's own remote control handlers
 ``WorkController._process_*``  5.0 – 5.7      whether and how a slot of the pool is acquired
 ``LaxBoundedSemaphore``        5.0 – 5.7      the number of free slots after a connection loss
+``Consumer._limit_task``       5.0 – 5.7      the rate limit of a task that runs at once
 ``worker.state`` sets          5.7            requests that Celery registered for an ETA
 =============================  =============  ===================================================
 
 ``tests/compat`` has a canary for each. Supported is Celery 5.5 and later; an unknown minor
 version gets a warning, not a refusal.
 """
+
+# ruff: noqa: SLF001 - private names are what this module is for
 
 from __future__ import annotations
 
@@ -32,12 +35,14 @@ import celery
 from celery.bootsteps import RUN
 from celery.worker import state
 from celery.worker.strategy import default as default_strategy
+from kombu.serialization import prepare_accept_content
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
 __all__ = (
     "RUN",
+    "accepted_content",
     "announce_revoked",
     "call_soon_pending",
     "control_node",
@@ -47,6 +52,7 @@ __all__ = (
     "forget_scheduled",
     "job_was_written",
     "keep_written_jobs",
+    "limit_task",
     "note_sources",
     "redis_ack_many",
     "redis_held_tags",
@@ -82,12 +88,23 @@ def call_soon_pending(hub: Any) -> bool:
     return bool(hub._ready)
 
 
+def accepted_content(app: Any) -> Any:
+    """The content types whose bodies this app decodes."""
+    prepare: Any = prepare_accept_content
+    return prepare(app.conf.accept_content)
+
+
 # -- strategies and requests -------------------------------------------------------------------
 
 
 def uses_default_strategy(task: Any) -> bool:
     """Whether a task takes messages as Celery does (celery-batches and others do not)."""
     return str(task.Strategy) == "celery.worker.strategy:default"
+
+
+def limit_task(consumer: Any, request: Any, bucket: Any) -> None:
+    """Queue an immediate task at its rate limit, as Celery's strategy does."""
+    consumer._limit_task(request, bucket, 1)
 
 
 def forget_scheduled(request: Any) -> None:

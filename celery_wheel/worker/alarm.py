@@ -92,8 +92,8 @@ class Alarm:
                 self._kicked, self._at = False, None
             try:
                 self._ring()
-            except Exception as exc:
-                logger.exception("The wheel's turn failed: %r", exc)
+            except Exception:
+                logger.exception("The wheel's turn failed.")
 
     def _due(self) -> bool:
         if self._kicked or self._stopping:

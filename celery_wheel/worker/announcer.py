@@ -54,8 +54,8 @@ class Announcer:
             one = self._work.popleft()
             try:
                 one()
-            except Exception as exc:
-                logger.exception("An announcement failed: %r", exc)
+            except Exception:
+                logger.exception("An announcement failed.")
 
     def later(self, call: Callable[[], object]) -> None:
         """Do something of the same kind in its turn."""
@@ -118,7 +118,7 @@ class Announcer:
             key, owner = item.task.key, item.keeper.owner
             item.keeper.executor.submit("release", lambda store: store.release(owner, [key]))
         if item.place == READY:
-            self._engine.dispatcher.unready(item)
+            self._engine.dispatcher.unready()
         self._engine.residents.remove(item)
 
     def _cancelled(self, keeper: Keeper, answer: Cancelled) -> None:
@@ -151,7 +151,7 @@ class Announcer:
         message = None if delivery is None else delivery.message
         try:
             return self._engine.requests.build(row, message)
-        except Exception as exc:
+        except Exception as exc:  # noqa: BLE001 - whatever a body can do when decoded
             logger.warning("%s[%s] can't be announced in full: %r", row.name, row.id, exc)
             return None
 

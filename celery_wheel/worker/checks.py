@@ -22,7 +22,21 @@ logger = get_logger(__name__)
 
 #: File systems on which SQLite's locks or fsync are not to be trusted.
 NETWORK_TYPES = frozenset(
-    "nfs nfs4 cifs smb3 smbfs ncpfs afs 9p ceph fuse.sshfs fuse.s3fs glusterfs lustre".split()
+    (
+        "nfs",
+        "nfs4",
+        "cifs",
+        "smb3",
+        "smbfs",
+        "ncpfs",
+        "afs",
+        "9p",
+        "ceph",
+        "fuse.sshfs",
+        "fuse.s3fs",
+        "glusterfs",
+        "lustre",
+    )
 )
 #: Redis' visibility timeout where none is set (kombu's default, seconds).
 REDIS_VISIBILITY_S = 3600

@@ -33,7 +33,9 @@ class WheelMixin:
         base: Any = cls.Blueprint  # type: ignore[attr-defined]
         if STEP not in base.default_steps:
             steps = [*base.default_steps, STEP]
-            cls.Blueprint = type("Blueprint", (base,), {"default_steps": steps})  # type: ignore
+            cls.Blueprint = type(  # type: ignore[attr-defined]
+                "Blueprint", (base,), {"default_steps": steps}
+            )
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         app = kwargs["app"]
@@ -53,7 +55,7 @@ class WheelMixin:
 
     def update_strategies(self: Any) -> None:
         """Also runs when tasks were reloaded."""
-        super().update_strategies()
+        super().update_strategies()  # type: ignore[misc]
         if self.wheel is not None:
             self.wrap_strategies()
 
@@ -78,19 +80,19 @@ class WheelMixin:
         """Held tasks that run are the store's, not the connection's: they go on."""
         held = [] if self.wheel is None else self.wheel.running()
         with _compat.without_requests(held):
-            super().on_connection_error_after_connected(exc)
+            super().on_connection_error_after_connected(exc)  # type: ignore[misc]
 
     def on_close(self: Any) -> None:
         """Celery throws away what the connection was to ack; ours can still be settled."""
         engine = self.wheel
         if engine is None:
-            super().on_close()
+            super().on_close()  # type: ignore[misc]
             return
         with engine.lock:
             written = engine.dispatcher.survive()
         active = set(state.active_requests)
         with _compat.keep_written_jobs(written):
-            super().on_close()
+            super().on_close()  # type: ignore[misc]
         for request in written:
             if request not in active:
                 task_reserved(request)
@@ -99,5 +101,5 @@ class WheelMixin:
             _compat.correct_semaphore(semaphore, len(active.union(written)))
 
 
-class Consumer(WheelMixin, CeleryConsumer):  # type: ignore[misc]
+class Consumer(WheelMixin, CeleryConsumer):
     """Celery's own consumer with the wheel."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from celery.utils.functional import maybe_list
@@ -66,7 +67,7 @@ Read = Callable[..., None]
 def _waiting(engine: Engine, read: Read) -> Callable[..., Any]:
     """A handler that waits for the store: for callers without an event loop."""
 
-    def handler(state: Any, **arguments: Any) -> Any:
+    def handler(_state: Any, **arguments: Any) -> Any:
         answered, box = threading.Event(), []
 
         def reply(answer: Any) -> None:
@@ -100,13 +101,13 @@ def _deferring(node: Any, dispatch: Any, deferred: dict[str, Read]) -> Callable[
                     routing_key=reply_to["routing_key"],
                     ticket=ticket,
                 )
-            except Exception as exc:
+            except Exception as exc:  # noqa: BLE001 - transports raise their own errors
                 logger.warning("The reply to %s could not be sent: %r", method, exc)
 
         try:
             deferred[method](reply, **(arguments or {}))
         except Exception as exc:
-            logger.exception("%s failed: %r", method, exc)
+            logger.exception("%s failed.", method)
             reply(stock.nok(repr(exc)))
         return None
 
@@ -181,7 +182,7 @@ class Reads:
                 answer(found)
 
         for keeper in keepers:
-            keeper.executor.submit(name, read, lambda rows, k=keeper: got(k, rows))
+            keeper.executor.submit(name, read, partial(got, keeper))
 
 
 class Revokes:
@@ -194,7 +195,7 @@ class Revokes:
         self,
         state: Any,
         task_id: Any = None,
-        terminate: bool = False,
+        terminate: Any = False,  # noqa: FBT002 - as Celery names and passes it
         signal: Any = None,
         **kwargs: Any,
     ) -> Any:
@@ -243,7 +244,7 @@ class Revokes:
         self,
         state: Any,
         headers: Any = None,
-        terminate: bool = False,
+        terminate: Any = False,  # noqa: FBT002 - as Celery names and passes it
         signal: Any = None,
         **kwargs: Any,
     ) -> Any:
@@ -269,6 +270,6 @@ class Revokes:
 
 
 @stock.inspect_command(name="wheel", default_timeout=5.0)
-def _wheel(state: Any, **_: Any) -> Any:
+def _wheel(_state: Any, **_: Any) -> Any:
     """Show what the timing wheel holds (workers with celery-wheel)."""
     return stock.nok("this worker does not run celery_wheel:Consumer")

@@ -76,11 +76,11 @@ class Dispatcher:
             picked.setdefault(item.keeper, []).append(item)
             room -= 1
         while room > 0:
-            item = self._pick()
-            if item is None:
+            first = self._pick()
+            if first is None:
                 break
-            self._engine.residents.move(item, CONFIRMING)
-            picked.setdefault(item.keeper, []).append(item)
+            self._engine.residents.move(first, CONFIRMING)
+            picked.setdefault(first.keeper, []).append(first)
             room -= 1
         for keeper, items in picked.items():
             self._confirm(keeper, items)
@@ -141,7 +141,7 @@ class Dispatcher:
         self._ready_count += 1
         heapq.heappush(self._ready, ((rank, task.due_ms, task.arrival), self._count, item))
 
-    def unready(self, item: Item) -> None:
+    def unready(self) -> None:
         """A confirmed item was taken out (revoked); its entry is skipped later."""
         self._ready_count -= 1
 
@@ -213,7 +213,7 @@ class Dispatcher:
             return False
         try:
             request = engine.build(item, self._acked, self._rejected)
-        except Exception as exc:
+        except Exception as exc:  # noqa: BLE001 - whatever a body can do when decoded
             with engine.lock:
                 self._park(item, f"its message can't be read ({exc!r})")
             return False
@@ -225,8 +225,8 @@ class Dispatcher:
         task_reserved(request)
         try:
             process(request)
-        except Exception as exc:
-            logger.exception("The pool did not take %s[%s]: %r", item.task.name, item.task.id, exc)
+        except Exception:
+            logger.exception("The pool did not take %s[%s].", item.task.name, item.task.id)
             self._ended.append((item, None))
         return True
 
@@ -327,7 +327,7 @@ class Dispatcher:
         """Forget every item of a keeper that is not with the pool."""
         for item in [i for i in self._engine.residents if i.keeper is keeper]:
             if item.place == READY:
-                self.unready(item)
+                self.unready()
             if item.place != IN_FLIGHT:
                 self._engine.residents.remove(item)
                 item.place = GONE

@@ -166,9 +166,9 @@ class Engine:
         """The event loop's turn."""
         try:
             self.turn()
-        except Exception as exc:
+        except Exception:
             # An exception here would end the worker.
-            logger.exception("The wheel's turn failed: %r", exc)
+            logger.exception("The wheel's turn failed.")
 
     def turn(self) -> None:
         """Do what there is to do, in bounded pieces, and arm the alarm for the rest."""
@@ -207,7 +207,8 @@ class Engine:
             self._lost = False
             self.dispatcher.drop(self.store_keeper)
             self.pager.look_now()
-        return any([keeper.executor.drain() for keeper in self.keepers])
+        left = [keeper.executor.drain() for keeper in self.keepers]
+        return any(left)
 
     def _arm(self, *, more: bool) -> None:
         if more or self.residents.behind or self.announcer.busy or self._calls:
@@ -261,9 +262,8 @@ class Engine:
         for keeper in self.keepers:
             keeper.executor.drain(1_000_000)
             keeper.flush()
-        keeper = self.store_keeper
-        if keeper is not None:
-            owner = keeper.owner
+        if self.store_keeper is not None:
+            keeper, owner = self.store_keeper, self.store_keeper.owner
             keeper.executor.submit("release", lambda store: store.release(owner))
             keeper.executor.submit("end_lease", lambda store: store.end_lease(owner))
             if not keeper.executor.stop(timeout_s):

@@ -39,7 +39,7 @@ def _boot() -> str:
     """Host boot and pid namespace; empty where the system does not tell."""
     try:
         boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
-        return f"{boot}/{os.readlink('/proc/self/ns/pid')}"
+        return f"{boot}/{Path('/proc/self/ns/pid').readlink()}"
     except OSError:
         return ""
 

@@ -36,7 +36,7 @@ class _Captured:
     def __init__(self) -> None:
         self.request: Any = None
 
-    def call_at(self, eta: float, fun: Any, args: tuple[Any, ...], priority: int = 0) -> None:
+    def call_at(self, _eta: float, _fun: Any, args: tuple[Any, ...], **_: int) -> None:
         self.request = args[0]
 
     def increment_eventually(self, n: int = 1) -> None:
@@ -219,7 +219,7 @@ class Intake:
         if not consumer.disable_rate_limits:
             bucket = consumer.task_buckets[request.task.name]
         if bucket:
-            consumer._limit_task(request, bucket, 1)
+            _compat.limit_task(consumer, request, bucket)
             return
         task_reserved(request)
         for callback in callbacks or ():

@@ -15,7 +15,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from celery_wheel.clock import Clock
-from celery_wheel.stores.base import Cancelled, PutResult, Ref
+from celery_wheel.stores.base import Cancelled, PutResult, Ref, Store
 from celery_wheel.worker.messages import Delivery
 
 if TYPE_CHECKING:
@@ -186,16 +186,19 @@ class Keeper:
         ]
         if stamps:
             chunks.append(((), stamps))
-        for some_ids, some_stamps in chunks:
-            self.executor.submit(
-                "cancel",
-                lambda store, i=some_ids, s=some_stamps: store.cancel(i, s, until_ms),
-                done,
-            )
+        for chunk in chunks:
+            self.executor.submit("cancel", _cancelling(chunk, until_ms), done)
 
     def forget(self, keys: list[bytes], done: Callable[[list[DelayedTask]], None]) -> None:
         """Delete rows that expired; the answer is those that this call deleted."""
         self.executor.submit("forget", lambda store: store.forget(keys), done)
+
+
+def _cancelling(
+    chunk: tuple[Sequence[str], Sequence[str]], until_ms: int
+) -> Callable[[Store], Cancelled]:
+    ids, stamps = chunk
+    return lambda store: store.cancel(ids, stamps, until_ms)
 
 
 def _take(line: deque[tuple[bytes, bool]]) -> list[tuple[bytes, bool]]:

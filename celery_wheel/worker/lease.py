@@ -29,26 +29,16 @@ IN_STORE, RENEW_EVERY = 0.7, 0.2
 class Lease:
     """Heartbeats of one owner, and the reaping of others'.
 
-    Args:
-        on_lost: called in the lease's thread when the lease had run out and others may have
-            taken rows.
-        on_freed: called in the lease's thread when rows of dead owners were freed.
+    :attr:`on_lost` is called in the lease's thread when the lease had run out and others may
+    have taken rows; :attr:`on_freed` when rows of dead owners were freed.
 
     Thread-safety: :meth:`holds` and :meth:`kick` from any thread.
     """
 
-    def __init__(
-        self,
-        store: Store,
-        owner: Owner,
-        ttl_s: float,
-        clock: Clock,
-        *,
-        on_lost: Callable[[], None],
-        on_freed: Callable[[], None],
-    ) -> None:
+    def __init__(self, store: Store, owner: Owner, ttl_s: float, clock: Clock) -> None:
         self._store, self.owner, self._ttl_s, self._clock = store, owner, ttl_s, clock
-        self._on_lost, self._on_freed = on_lost, on_freed
+        self.on_lost: Callable[[], None] = lambda: None
+        self.on_freed: Callable[[], None] = lambda: None
         self._changed = threading.Condition()
         self._stopping = False
         self._kicked = False
@@ -120,16 +110,15 @@ class Lease:
         self._renewed = (asked_at, asked_ms)
         if not kept:
             logger.warning("The lease had run out; held tasks are claimed anew.")
-            self._on_lost()
+            self.on_lost()
         if late:
             # After an outage everybody is late: give the living time to renew.
             self._reap_at = asked_at + self._ttl_s / 2
-        if asked_at >= self._reap_at:
-            if self._store.reap():
-                self._on_freed()
+        if asked_at >= self._reap_at and self._store.reap():
+            self.on_freed()
 
     def _adopt(self) -> None:
         """Free the rows of owners on this host that are certainly dead."""
         dead = [owner.name for owner in self._store.owners() if provably_dead(owner)]
         if dead and self._store.reap(dead):
-            self._on_freed()
+            self.on_freed()

@@ -46,7 +46,7 @@ class Delivery:
         try:
             if not self.message.acknowledged:
                 self.message.ack()
-        except Exception as exc:
+        except Exception as exc:  # noqa: BLE001 - transports raise their own errors
             logger.warning("A message could not be acknowledged (%r); a copy may come.", exc)
             return False
         return True
@@ -77,7 +77,7 @@ def acknowledge(deliveries: Iterable[Delivery]) -> set[Any]:
     for group in by_channel.values():
         try:
             known |= _compat.redis_ack_many([delivery.message for delivery in group])
-        except Exception as exc:
+        except Exception as exc:  # noqa: BLE001 - transports raise their own errors
             logger.warning("Messages could not be acknowledged (%r); copies may come.", exc)
         for delivery in group:
             if delivery.tag in known:

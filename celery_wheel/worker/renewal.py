@@ -58,7 +58,7 @@ class Renewal:
             timeout_s, gone = _compat.redis_renew(
                 channel, list(tags), self._engine.clock.wall_ms() / 1000
             )
-        except Exception as exc:
+        except Exception as exc:  # noqa: BLE001 - transports raise their own errors
             logger.warning("Held messages could not be renewed (%r); tried again.", exc)
             self._at = self._engine.clock.monotonic() + FIRST_S
             return
@@ -72,7 +72,7 @@ class Renewal:
             return
         logger.info("%s[%s] was given to another worker.", item.task.name, item.task.id)
         if item.place == "ready":
-            self._engine.dispatcher.unready(item)
+            self._engine.dispatcher.unready()
         self._engine.residents.remove(item)
         delivery = self._keeper.messages.pop(key, None)
         if delivery is not None:

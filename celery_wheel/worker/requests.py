@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any
 from celery.utils.imports import symbol_by_name
 from celery.worker.request import create_request_cls
 from kombu.message import Message
-from kombu.serialization import prepare_accept_content
 
+from celery_wheel import _compat
 from celery_wheel.envelope import unpack
 
 if TYPE_CHECKING:
@@ -34,7 +34,7 @@ class RequestFactory:
 
     def __init__(self, consumer: Any, finished: Callable[[Any], None]) -> None:
         self._consumer, self._finished = consumer, finished
-        self._accept = prepare_accept_content(consumer.app.conf.accept_content)
+        self._accept = _compat.accepted_content(consumer.app)
         self._classes: dict[str, type] = {}
 
     def knows(self, name: str) -> bool:
@@ -84,7 +84,7 @@ class RequestFactory:
         delivery_info["redelivered"] = task.redelivered or bool(delivery_info.get("redelivered"))
         # The body was decompressed on arrival; with the header kombu would do it once more.
         headers = {k: v for k, v in envelope.headers.items() if k != "compression"}
-        message = Message(
+        message = Message(  # type: ignore[no-untyped-call]
             body=envelope.body,
             content_type=envelope.content_type,
             content_encoding=envelope.content_encoding,
@@ -114,7 +114,7 @@ class RequestFactory:
 def _reporting(base: Any, finished: Callable[[Any], None]) -> type:
     """A request class that tells when the pool is done with it."""
 
-    class HeldRequest(base):  # type: ignore[misc]
+    class HeldRequest(base):
         def on_success(self, *args: Any, **kwargs: Any) -> Any:
             try:
                 return super().on_success(*args, **kwargs)
@@ -127,7 +127,7 @@ def _reporting(base: Any, finished: Callable[[Any], None]) -> type:
             finally:
                 finished(self)
 
-        def on_timeout(self, soft: bool, timeout: float) -> Any:
+        def on_timeout(self, soft: Any, timeout: Any) -> Any:
             try:
                 return super().on_timeout(soft, timeout)
             finally:
@@ -148,6 +148,6 @@ def describe(factory: RequestFactory, task: DelayedTask, message: Any = None) ->
         request = factory.build(task, message)
         info = request.info()
         eta = request.eta.isoformat() if request.eta else eta
-    except Exception:
+    except Exception:  # noqa: BLE001 - bodies fail to decode in every way there is
         info = {"id": task.id, "name": task.name, "type": task.name, "acknowledged": False}
     return {"eta": eta, "priority": 6, "request": info}

@@ -28,7 +28,7 @@ logger = get_logger(__name__)
 STOP_PATIENCE_S = 3.0
 
 
-class WheelStep(bootsteps.StartStopStep):  # type: ignore[misc]
+class WheelStep(bootsteps.StartStopStep):
     """Starts the engine once, and joins and parts it with each connection."""
 
     label = "Wheel"
@@ -94,30 +94,18 @@ def build_engine(c: Any) -> Engine:
     Raises:
         WheelError: the store can't be used.
     """
-    settings = c.wheel_settings
-    engine: Engine
-    store_keeper: Keeper | None = None
-    lease: Lease | None = None
-    owner = new_owner(c.hostname)
-    if settings.store_url not in (None, "broker://"):
-        store = open_store(settings.store_url, settings.namespace)
-        thread = StoreThread(store, lambda: engine.wake(), SYSTEM_CLOCK)
-        thread.start()
-        store_keeper = Keeper(thread, owner.name, SYSTEM_CLOCK, settings, holds_messages=False)
-        lease = Lease(
-            store.sibling(),
-            owner,
-            settings.lease_ttl_s,
-            SYSTEM_CLOCK,
-            on_lost=lambda: engine.lost_lease(),
-            on_freed=lambda: engine.rows_freed(),
-        )
+    settings, owner = c.wheel_settings, new_owner(c.hostname)
     broker = InlineExecutor(MemoryStore())
     broker.start()
     broker_keeper = Keeper(broker, owner.name, SYSTEM_CLOCK, settings, holds_messages=True)
-    engine = Engine(
-        c, settings, store_keeper=store_keeper, broker_keeper=broker_keeper, lease=lease
-    )
-    if lease is not None:
-        lease.start()
+    if settings.store_url in (None, "broker://"):
+        return Engine(c, settings, store_keeper=None, broker_keeper=broker_keeper, lease=None)
+    store = open_store(settings.store_url, settings.namespace)
+    thread = StoreThread(store, SYSTEM_CLOCK)
+    thread.start()
+    keeper = Keeper(thread, owner.name, SYSTEM_CLOCK, settings, holds_messages=False)
+    lease = Lease(store.sibling(), owner, settings.lease_ttl_s, SYSTEM_CLOCK)
+    engine = Engine(c, settings, store_keeper=keeper, broker_keeper=broker_keeper, lease=lease)
+    thread.wake, lease.on_lost, lease.on_freed = engine.wake, engine.lost_lease, engine.rows_freed
+    lease.start()
     return engine

@@ -45,14 +45,14 @@ class Executor(Protocol):
         """Open the store."""
 
     def submit(
-        self, name: str, call: Call, done: Done | None = None, failed: Failed | None = None
+        self, name: str, call: Call, done: Done | None = None, failed: Failed | None = None, /
     ) -> None:
         """Have ``call(store)`` run; ``done(answer)`` runs later, in :meth:`drain`."""
 
     def drain(self, limit: int = 50) -> bool:
         """Run up to ``limit`` callbacks; whether some are left."""
 
-    def stop(self, timeout_s: float) -> bool:
+    def stop(self, timeout_s: float, /) -> bool:
         """Run what was submitted, close the store; whether that was done in time."""
 
 
@@ -74,7 +74,7 @@ class InlineExecutor:
         self.store.open()
 
     def submit(
-        self, name: str, call: Call, done: Done | None = None, failed: Failed | None = None
+        self, _name: str, call: Call, done: Done | None = None, _failed: Failed | None = None
     ) -> None:
         """See :meth:`Executor.submit`."""
         with self._lock:
@@ -86,7 +86,7 @@ class InlineExecutor:
         """See :meth:`Executor.drain`."""
         return _run_answers(self._answers, limit)
 
-    def stop(self, timeout_s: float) -> bool:
+    def stop(self, _timeout_s: float) -> bool:
         """See :meth:`Executor.stop`."""
         self.store.close()
         return True
@@ -97,16 +97,18 @@ class StoreThread:
 
     Args:
         store: used, opened and closed by the thread alone.
-        wake: called from the thread when an answer waits.
+
+    :attr:`wake` is called from the thread when an answer waits.
 
     Thread-safety: :meth:`submit` and :meth:`stop` from any thread, :meth:`drain` by one.
     """
 
-    def __init__(self, store: Store, wake: Callable[[], None], clock: Clock) -> None:
+    def __init__(self, store: Store, clock: Clock) -> None:
         self.store = store
         self.healthy = True
         self.timings = Timings()
-        self._wake, self._clock = wake, clock
+        self.wake: Callable[[], None] = lambda: None
+        self._clock = clock
         self._calls: deque[tuple[str, Call, Done | None, Failed | None]] = deque()
         self._answers: deque[tuple[Done, Any]] = deque()
         self._changed = threading.Condition()
@@ -159,7 +161,7 @@ class StoreThread:
     def _run(self) -> None:
         try:
             self._open()
-        except Exception as exc:
+        except Exception as exc:  # noqa: BLE001 - raised again where it is waited for
             self._error = exc
             return
         finally:
@@ -200,10 +202,10 @@ class StoreThread:
                 delay_s = min(delay_s * 2, RETRY_MOST_S)
                 continue
             except Exception as exc:
-                logger.exception("The store's %s failed: %r", name, exc)
+                logger.exception("The store's %s failed.", name)
                 if failed is not None:
                     self._answers.append((failed, exc))
-                    self._wake()
+                    self.wake()
                 return
             break
         self.timings.add(name, self._clock.monotonic() - began_at)
@@ -212,7 +214,7 @@ class StoreThread:
             logger.warning("The store answers again; delayed tasks go on.")
         if done is not None:
             self._answers.append((done, answer))
-            self._wake()
+            self.wake()
 
     def _complain(self, exc: Exception) -> None:
         self.healthy = False
