@@ -100,8 +100,9 @@ class WheelScheduler(WheelSchedulerMixin, PersistentScheduler):
         schedule = self.schedule
         for name in set(schedule) ^ set(b):
             schedule.pop(name, None)
+        now = self.app.now() if self.Entry is WheelEntry else None
         for name, fields in b.items():
-            entry = self.Entry(**dict(fields, name=name, app=self.app))
+            entry = self._make_entry(name, dict(fields), now)
             held = schedule.get(name)
             if held is not None:
                 held.update(entry)
@@ -110,6 +111,12 @@ class WheelScheduler(WheelSchedulerMixin, PersistentScheduler):
             schedule[name] = entry
             if kept:
                 schedule.dirty.discard(name)
+
+    def _make_entry(self, name: str, fields: dict[str, Any], now: Any) -> Any:
+        """An entry of the configuration. Asking each schedule for now is half the cost of it."""
+        if now is not None and getattr(fields.get("schedule"), "nowfun", None) is None:
+            fields.setdefault("last_run_at", now)
+        return self.Entry(**dict(fields, name=name, app=self.app))
 
     def _adopt(self, entry: Any) -> bool:
         """Give an entry the last run that the file has of it; whether the row stays as it is."""

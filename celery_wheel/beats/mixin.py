@@ -9,8 +9,10 @@ send them. The entry's own ``is_due`` has the last word on whether it is due.
 
 from __future__ import annotations
 
+import gc
 import math
-from dataclasses import dataclass, field
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 from celery.beat import Scheduler, event_t
@@ -20,7 +22,8 @@ from celery.utils.time import humanize_seconds
 from celery_wheel.beats.cronwheel import TICK_S, CronWheel
 from celery_wheel.beats.entries import Schedule
 from celery_wheel.beats.settings import BeatSettings
-from celery_wheel.beats.timing import Timing, instant, is_interval, moved
+from celery_wheel.beats.timing import Timing, instant, moved
+from celery_wheel.beats.turn import Turn, choose_runs
 
 __all__ = ("WheelSchedulerMixin",)
 
@@ -36,21 +39,24 @@ RETRY_S = 5.0
 #: Slots that the clock may fall back before every entry is placed anew; less is waited out.
 _SLACK_SLOTS = 10
 
+#: Entries placed in one go from which on the garbage collector waits.
+_MANY = 10_000
+
 #: Runs that are sent between two calls of ``after_sending``.
 _SLICE = 1000
 
 
-@dataclass(slots=True)
-class _Turn:
-    """One entry in one tick: its runs, and when to look again (seconds; ``None``: work it out)."""
-
-    entry: Any
-    runs: list[float] = field(default_factory=list)
-    after_s: float | None = None
-    #: The rhythm of an interval goes on from its last run, instead of from now.
-    in_step: bool = False
-    #: Set where a run was not made: it stays due, and is tried again after this many seconds.
-    retry_s: float | None = None
+@contextmanager
+def _without_gc(count: int) -> Iterator[None]:
+    """Placing many entries makes no garbage; looking for some takes as long as placing them."""
+    pause = count > _MANY and gc.isenabled()
+    if pause:
+        gc.disable()
+    try:
+        yield
+    finally:
+        if pause:
+            gc.enable()
 
 
 class WheelSchedulerMixin:
@@ -172,12 +178,13 @@ class WheelSchedulerMixin:
         elif mapping is not self._mapping:
             names |= self._differing(wheel, mapping)
         self._mapping = mapping
-        for name in names:
-            entry = mapping.get(name)
-            if entry is None:
-                wheel.remove(name)
-            else:
-                self._place(wheel, name, entry, now_at)
+        with _without_gc(len(names)):
+            for name in names:
+                entry = mapping.get(name)
+                if entry is None:
+                    wheel.remove(name)
+                else:
+                    self._place(wheel, name, entry, now_at)
         return wheel
 
     def _current_mapping(self) -> Any:
@@ -283,13 +290,14 @@ class WheelSchedulerMixin:
                     self._put_back(turn.entry, now_at)
             self.after_sending()
 
-    def _turn(self, entry: Any, now_at: float) -> _Turn | None:
+    def _turn(self, entry: Any, now_at: float) -> Turn | None:
         """Ask the entry whether it is due, and decide which runs to send."""
         try:
             is_due, next_s = self.is_due(entry)  # type: ignore[attr-defined]
-            turn = _Turn(entry, after_s=self._seconds(next_s))
+            turn = Turn(entry, after_s=self._seconds(next_s))
             if is_due:
-                self._choose_runs(turn, now_at)
+                settings = self._settings or BeatSettings()
+                choose_runs(turn, settings, self._timing, now_at, self._missed_until)
         except Exception:  # noqa: BLE001  (a user's schedule)
             self._hold(entry, now_at + self._failed(entry))
             return None
@@ -301,30 +309,7 @@ class WheelSchedulerMixin:
         self._place(self._ready_wheel(now_at), entry.name, entry, now_at, after_s=turn.after_s)
         return None
 
-    def _choose_runs(self, turn: _Turn, now_at: float) -> None:
-        settings = self._settings or BeatSettings()
-        entry = turn.entry
-        interval = is_interval(entry.schedule)
-        if settings.missed == "stock" or getattr(entry, "one_off", False):
-            run_at = self._timing.run_at(entry, now_at) if entry.last_run_at else None
-            turn.runs = [now_at if run_at is None else min(run_at, now_at)]
-            turn.in_step = interval and turn.runs[0] > self._missed_until
-            return
-        runs = self._timing.missed(entry, now_at, settings.missed_cap) or [now_at]
-        turn.in_step = interval
-        if settings.missed == "all":
-            turn.runs = runs
-        elif settings.missed == "once" or runs[-1] > self._missed_until:
-            turn.runs = runs[-1:]
-        else:
-            # Skipped: nothing is sent, but the runs are over.
-            last_at = runs[-1] if interval else now_at
-            entry.last_run_at = moved(entry.last_run_at, last_at)
-        skipped = len(runs) - len(turn.runs)
-        if skipped:
-            logger.info("beat: %d missed runs of %r are not sent", skipped, entry.name)
-
-    def _run(self, turn: _Turn, run_at: float) -> None:
+    def _run(self, turn: Turn, run_at: float) -> None:
         """Send one run, unless the entry was changed or removed since it was taken."""
         entry = turn.entry
         if self._replaced(entry):
@@ -356,7 +341,7 @@ class WheelSchedulerMixin:
         model = getattr(entry, "model", None)  # django-celery-beat keeps it there
         return bool(getattr(entry, "one_off", False) or getattr(model, "one_off", False))
 
-    def _finish(self, turn: _Turn) -> None:
+    def _finish(self, turn: Turn) -> None:
         """Place an entry after its runs of this tick."""
         now_at = self._now_at()
         entry = turn.entry

@@ -71,14 +71,17 @@ class Timing:
                 last_at = _pull_back(entry, now_at)
             return last_at + max(float(plan.run_every.total_seconds()), 0.0)
         if kind is crontab:
-            if instant(entry.last_run_at) > now_at + _CRON_AHEAD_S:
-                _pull_back(entry, now_at)
-            return self._cron(plan, entry.last_run_at)
+            last_at = instant(entry.last_run_at)
+            if last_at > now_at + _CRON_AHEAD_S:
+                last_at = _pull_back(entry, now_at)
+            return self._cron(plan, entry.last_run_at, int(last_at) // 60)
         return None
 
-    def _cron(self, plan: Any, last_run_at: datetime) -> float:
+    def _cron(self, plan: Any, last_run_at: datetime, minute: int) -> float:
         """The answer of a crontab depends on its fields and the minute of the last run."""
-        key = (plan.__reduce__()[1], plan.tz, last_run_at.tzinfo, int(instant(last_run_at)) // 60)
+        # ``plan.tz`` is that of the app unless somebody set it, and slow to make for each plan.
+        zone = plan.__dict__.get("tz") or plan.app.timezone
+        key = (plan.__reduce__()[1], zone, last_run_at.tzinfo, minute)
         try:
             known = self._answers.get(key)
         except TypeError:  # fields given as lists or sets
