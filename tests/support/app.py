@@ -8,7 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from celery import Celery
-from celery.signals import worker_ready
+from celery.signals import task_revoked, worker_ready
+from celery.utils.log import get_logger
 
 from tests.support import tasks  # noqa: F401 (registers the shared tasks)
 
@@ -25,7 +26,16 @@ def make_app(conf: dict[str, Any]) -> Celery:
     return made
 
 
-app = make_app(json.loads(os.environ.get(CONF_VARIABLE, "{}")))
+def _configured() -> Celery:
+    conf = json.loads(os.environ.get(CONF_VARIABLE, "{}"))
+    unregistered = conf.pop("test_unregistered", ())
+    made = make_app(conf)
+    for name in unregistered:
+        made.tasks.unregister(name)
+    return made
+
+
+app = _configured()
 
 
 @worker_ready.connect
@@ -33,3 +43,9 @@ def say_ready(**_: Any) -> None:
     """Tell the test, which polls for the file, that the worker consumes."""
     if READY_VARIABLE in os.environ:
         Path(os.environ[READY_VARIABLE]).touch()
+
+
+@task_revoked.connect
+def say_revoked(request: Any, **_: Any) -> None:
+    """Leave a line in the log for each signal."""
+    get_logger(__name__).info("signal task_revoked %s", request.id)

@@ -22,6 +22,7 @@ __all__ = (
     "broker",
     "conf",
     "custody",
+    "on",
     "probes",
     "proxied",
     "publish",
@@ -87,6 +88,12 @@ def custody(request: pytest.FixtureRequest, tmp_path: Path) -> dict[str, str]:
     return {"worker_consumer": "celery_wheel:Consumer", "wheel_store": stores[kind]}
 
 
+def on(*pairs: str) -> pytest.MarkDecorator:
+    """Run a test on these pairs of broker and custody: ``on("redis-sqlite", …)``."""
+    values = [pytest.param(*pair.split("-"), id=pair) for pair in pairs]
+    return pytest.mark.parametrize(("broker", "custody"), values, indirect=True)
+
+
 @pytest.fixture
 def conf(broker: Broker, redis_server: RedisServer) -> dict[str, Any]:
     """What worker and test have in common: broker and result backend. Tests may add to it."""
@@ -119,7 +126,11 @@ def publish(app: Celery) -> Callable[..., Any]:
 
 @pytest.fixture
 def worker(
-    request: pytest.FixtureRequest, app: Celery, conf: dict[str, Any], tmp_path: Path
+    request: pytest.FixtureRequest,
+    app: Celery,
+    conf: dict[str, Any],
+    custody: dict[str, str],
+    tmp_path: Path,
 ) -> Iterator[Callable[..., Worker]]:
     """Start worker processes: ``worker(wheel=True, pool=…, conf={…})``; see :class:`Worker`.
 
@@ -134,7 +145,7 @@ def worker(
         conf: dict[str, Any] | None = None,
         **options: Any,
     ) -> Worker:
-        plugin = request.getfixturevalue("custody") if wheel else {}
+        plugin = custody if wheel else {}
         made = Worker(app, tmp_path, conf={**common, **plugin, **(conf or {})}, **options)
         started.append(made)
         logs = request.node.stash.setdefault(worker_logs, {})

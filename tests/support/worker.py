@@ -81,6 +81,7 @@ class Worker:
         name: str | None = None,
         queues: Sequence[str] = (),
         args: Sequence[str] = ("--without-mingle", "--without-gossip"),
+        env: dict[str, str] | None = None,
     ) -> None:
         self.app = app
         self.nodename = name or f"w-{uuid.uuid4().hex[:8]}@test"
@@ -97,6 +98,7 @@ class Worker:
                 READY_VARIABLE: str(self._ready),
                 PROBE_VARIABLE: str(folder / "probes"),
                 "PYTHONPATH": os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")]),
+                **(env or {}),
             },
         )
 
@@ -134,6 +136,17 @@ class Worker:
     def scheduled(self) -> list[dict[str, Any]]:
         """The answer of ``inspect scheduled``."""
         return self.inspect("scheduled") or []
+
+    def wheel(self) -> dict[str, Any]:
+        """The answer of ``inspect wheel``."""
+        answer = self.control("wheel")
+        assert answer is not None, f"no answer to `inspect wheel`; the log:\n{self.log()}"
+        return dict(answer)
+
+    def wait_held(self, count: int, timeout_s: float = 15) -> None:
+        """Wait until exactly ``count`` tasks are held."""
+        what = f"{count} tasks are held"
+        wait_for(lambda: self.wheel()["held"] == count, timeout_s, what=what)
 
     def prefetch(self) -> int:
         """The prefetch count as the worker has it now."""
