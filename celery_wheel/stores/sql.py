@@ -84,7 +84,7 @@ class SqlStore(Store):
             elif known:
                 # Whoever wrote those rows may have died before they were safe on disk; the
                 # caller acks them on our word, and only a commit of our own makes it good.
-                connection.execute(self._sql.touch)
+                self.database.touch(connection)
         keys = frozenset(task.key for task in new)
         return PutResult(keys, frozenset(known), frozenset(cancelled))
 

@@ -107,10 +107,15 @@ class Database(ABC):
             self.close()
             raise self._translated(exc) from exc
 
+    def touch(self, connection: sa.Connection) -> None:
+        """Write a row as it is, so that the transaction is one that writes."""
+        meta = self.tables.meta
+        connection.execute(sa.update(meta).values(value=meta.c.value))
+
     def _connect(self) -> sa.Connection:
         if self._forked:
             raise StoreError(
-                "this store was opened before a fork: open a sibling() of it in the child"
+                f"the store {self.where} was opened before a fork: only the parent can use it"
             )
         if self._connection is None:
             self._engine = self._make_engine()

@@ -112,32 +112,17 @@ def make_tables(namespace: str) -> Tables:
             sa.Index(f"{namespace}_ix_stamps_key", "key"),
             sqlite_with_rowid=False,
         ),
-        owners=sa.Table(
-            f"{namespace}_owners",
+        owners=_owners(metadata, namespace),
+        cancelled=_tombstones(
             metadata,
-            sa.Column("name", SafeText, primary_key=True),
-            sa.Column("node", SafeText, nullable=False),
-            sa.Column("boot", SafeText, nullable=False),
-            sa.Column("pid", sa.BigInteger, nullable=False),
-            sa.Column("started", SafeText, nullable=False),
-            sa.Column("until_ms", sa.BigInteger, nullable=False),
-        ),
-        cancelled=sa.Table(
             f"{namespace}_cancelled",
-            metadata,
             sa.Column("is_stamp", sa.SmallInteger, primary_key=True),
             sa.Column("name", SafeText, primary_key=True),
-            sa.Column("until_ms", sa.BigInteger, nullable=False),
-            sa.Index(f"{namespace}_ix_cancelled_until", "until_ms"),
-            sqlite_with_rowid=False,
         ),
-        seen=sa.Table(
-            f"{namespace}_seen",
+        seen=_tombstones(
             metadata,
+            f"{namespace}_seen",
             sa.Column("key", sa.LargeBinary, primary_key=True),
-            sa.Column("until_ms", sa.BigInteger, nullable=False),
-            sa.Index(f"{namespace}_ix_seen_until", "until_ms"),
-            sqlite_with_rowid=False,
         ),
         meta=sa.Table(
             f"{namespace}_meta",
@@ -145,6 +130,30 @@ def make_tables(namespace: str) -> Tables:
             sa.Column("name", sa.String(40), primary_key=True),
             sa.Column("value", sa.BigInteger, nullable=False),
         ),
+    )
+
+
+def _owners(metadata: sa.MetaData, namespace: str) -> sa.Table:
+    return sa.Table(
+        f"{namespace}_owners",
+        metadata,
+        sa.Column("name", SafeText, primary_key=True),
+        sa.Column("node", SafeText, nullable=False),
+        sa.Column("boot", SafeText, nullable=False),
+        sa.Column("pid", sa.BigInteger, nullable=False),
+        sa.Column("started", SafeText, nullable=False),
+        sa.Column("until_ms", sa.BigInteger, nullable=False),
+    )
+
+
+def _tombstones(metadata: sa.MetaData, name: str, *columns: sa.Column[Any]) -> sa.Table:
+    return sa.Table(
+        name,
+        metadata,
+        *columns,
+        sa.Column("until_ms", sa.BigInteger, nullable=False),
+        sa.Index(f"{name}_ix_until", "until_ms"),
+        sqlite_with_rowid=False,
     )
 
 

@@ -39,8 +39,6 @@ class Statements:
         self._about_counts()
         self._about_tombstones(insert)
         self._about_leases()
-        meta = tables.meta
-        self.touch = sa.update(meta).where(meta.c.name == "schema").values(value=meta.c.value)
 
     def _about_rows(self) -> None:
         tasks, stamps = self.tables.tasks, self.tables.stamps

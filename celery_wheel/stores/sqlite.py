@@ -17,7 +17,7 @@ import sqlalchemy as sa
 from sqlalchemy.dialects.sqlite import insert
 
 from celery_wheel.clock import SYSTEM_CLOCK, Clock
-from celery_wheel.errors import ConfigError, StoreUnavailable
+from celery_wheel.errors import ConfigError, StoreError, StoreUnavailable
 from celery_wheel.stores.sql_database import Database, Mode
 
 __all__ = ("SqliteDatabase",)
@@ -28,7 +28,8 @@ BUSY_TIMEOUT_S = 5.0
 OPEN_TIMEOUT_S = 15.0
 _OPEN_RETRY_S = 0.02
 
-_PRAGMAS = ("PRAGMA cache_size=-16000", "PRAGMA foreign_keys=OFF")
+# Fewer, larger checkpoints (16 MB): keys are random, so each put touches many pages.
+_PRAGMAS = ("PRAGMA cache_size=-16000", "PRAGMA wal_autocheckpoint=4000")
 _SYNCHRONOUS = {"write": "NORMAL", "durable": "FULL"}
 
 #: What a driver's message at the start means for whoever set ``wheel_store``.
@@ -38,6 +39,11 @@ _ADVICE = {
     "readonly database": "let this user write the file and its directory",
     "disk image is malformed": "it is damaged: restore it, or move it away to begin anew",
 }
+
+
+#: Files that were open at the fork that made this process. SQLite's record of its locks came
+#: along, the locks did not: another connection to such a file would damage it.
+_open_before_fork: set[Path] = set()
 
 
 class SqliteDatabase(Database):
@@ -57,11 +63,16 @@ class SqliteDatabase(Database):
         self._namespace = namespace
         self._clock = clock
         self._synchronous = ""
+        self._opened: tuple[int, int] | None = None
         self.where = str(self._path)
 
     def sibling(self) -> SqliteDatabase:
         """See :meth:`Database.sibling`."""
         return SqliteDatabase(self._path, self._namespace, self._clock)
+
+    def _forget(self) -> None:
+        super()._forget()
+        _open_before_fork.add(self._path)
 
     def now_ms(self, connection: sa.Connection) -> int:  # noqa: ARG002 - others ask the server
         """See :meth:`Database.now_ms`: the clock of the machine."""
@@ -77,7 +88,10 @@ class SqliteDatabase(Database):
         give_up_at = SYSTEM_CLOCK.monotonic() + OPEN_TIMEOUT_S
         while True:
             try:
-                return super().open()
+                super().open()
+                with self.transaction("write") as connection:
+                    self.touch(connection)  # a file that can't be written is told of now
+                return
             except StoreUnavailable as exc:
                 for sign, advice in _ADVICE.items():
                     if sign in str(exc):
@@ -85,6 +99,27 @@ class SqliteDatabase(Database):
                 if "locked" not in str(exc) or SYSTEM_CLOCK.monotonic() > give_up_at:
                     raise
             threading.Event().wait(_OPEN_RETRY_S)
+
+    def _connect(self) -> sa.Connection:
+        """Notice a file that was removed or replaced: SQLite would go on writing to nowhere."""
+        connected = self._connection is not None
+        if connected and self._identity() != self._opened:
+            self.close()
+            raise StoreUnavailable(
+                f"the store {self.where} was removed or replaced while it was open: "
+                "put it back, or the next call goes on with what is there now"
+            )
+        connection = super()._connect()
+        if not connected:
+            self._opened = self._identity()
+        return connection
+
+    def _identity(self) -> tuple[int, int] | None:
+        try:
+            status = self._path.stat()
+        except OSError:
+            return None
+        return status.st_dev, status.st_ino
 
     def _check_place(self) -> None:
         directory = self._path.parent
@@ -100,6 +135,11 @@ class SqliteDatabase(Database):
         return sa.create_engine("sqlite://", creator=self._open_file, poolclass=sa.pool.NullPool)
 
     def _open_file(self) -> sqlite3.Connection:
+        if self._path in _open_before_fork:
+            raise StoreError(
+                f"the store {self.where} was open when this process was forked: use it in the "
+                "parent, or in a process of its own"
+            )
         connection = sqlite3.connect(
             self._path,
             timeout=BUSY_TIMEOUT_S,

@@ -2,19 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from celery_wheel.stores import open_store
 from celery_wheel.stores.base import Store
-
-#: What makes an unopened, empty store, by kind. A new kind of store is one more line.
-KINDS: dict[str, Callable[[Path], Store]] = {
-    "memory": lambda _: open_store("memory://"),
-    "sqlite": lambda directory: open_store(f"sqlite:///{directory / 'wheel.db'}"),
-}
+from tests.stores.stores import KINDS
 
 
 @pytest.fixture(params=KINDS)
