@@ -40,10 +40,10 @@ class EventCatcher:
     def _run(self) -> None:
         with self._app.connection_for_read() as connection:
             receiver = self._app.events.Receiver(connection, handlers={"*": self.caught.append})
-            with receiver.consumer_context(wakeup=False) as (_, _channel, _consumers):
+            with receiver.consumer_context(wakeup=False) as (own_connection, _, _):
                 self._ready.set()
                 while not self._stopped:
                     try:
-                        connection.drain_events(timeout=0.1)
+                        own_connection.drain_events(timeout=0.1)
                     except TimeoutError:
                         continue

@@ -70,17 +70,6 @@ def broker(request: pytest.FixtureRequest, tmp_path: Path) -> Broker:
 
 
 @pytest.fixture
-def proxied(broker: Broker) -> Iterator[Proxy]:
-    """A proxy between worker and broker that can be cut; asking for it puts it in between."""
-    head, _, tail = broker.url.rpartition(":")
-    port, _, path = tail.partition("/")
-    proxy = Proxy(int(port))
-    broker.url = f"{head}:{proxy.port}/{path}"
-    yield proxy
-    proxy.stop()
-
-
-@pytest.fixture
 def custody(request: pytest.FixtureRequest, tmp_path: Path) -> dict[str, str]:
     """The settings of a kind of custody: "sqlite" (unless parametrised) or "broker"."""
     kind = getattr(request, "param", "sqlite")
@@ -106,6 +95,17 @@ def app(conf: dict[str, Any]) -> Iterator[Celery]:
     made = make_app(conf)
     yield made
     made.close()
+
+
+@pytest.fixture
+def proxied(broker: Broker, conf: dict[str, Any], app: Celery) -> Iterator[Proxy]:
+    """A proxy between workers and broker that can be cut; the test's own app goes past it."""
+    head, _, tail = broker.url.rpartition(":")
+    port, _, path = tail.partition("/")
+    proxy = Proxy(int(port))
+    conf["broker_url"] = f"{head}:{proxy.port}/{path}"
+    yield proxy
+    proxy.stop()
 
 
 @pytest.fixture

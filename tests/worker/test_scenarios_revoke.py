@@ -83,7 +83,7 @@ def test_more_revokes_than_celery_remembers(app, worker, publish, probes):
     held.wait_held(201, 30)
     app.control.revoke(ids)
     held.wait_held(1)
-    assert held.wheel()["revoked"] == 200
+    wait_for(lambda: held.wheel()["revoked"] == 200, what="200 were announced")
     # And a second worker, which has never heard of the revoke, takes over.
     assert held.stop() == 0
     second = worker()
