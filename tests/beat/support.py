@@ -29,11 +29,12 @@ class HandApp(Celery):
 
 
 def make_app(zone: str = "UTC", **conf: Any) -> HandApp:
-    """An app with a memory broker of its own and the task ``job``."""
+    """An app with a memory broker of its own and the task ``job``; no clean-up entry."""
+    conf.setdefault("result_expires", None)
     app = HandApp(f"beat-{next(_numbers)}", broker="memory://", set_as_current=False)
     app.conf.update(timezone=zone, task_default_queue=f"q-{next(_numbers)}", **conf)
 
-    @app.task(name="job")
+    @app.task(name="job", shared=False)
     def job(*_args: Any) -> None:
         """Is only sent."""
 
@@ -71,4 +72,4 @@ def run_until(made: Any, end: float, *, least_s: float = 0.0) -> None:
     """Do what beat's loop does, with the clock set by hand: tick, then sleep as told."""
     app = made.app
     while app.wall < end:
-        app.wall += max(made.tick(), least_s)
+        app.wall = min(app.wall + max(made.tick(), least_s), end)

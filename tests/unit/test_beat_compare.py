@@ -115,6 +115,7 @@ def _fire(cls: Any, app: HandApp, plan: dict[str, Any], path: Path, **span: Any)
 def _both(zone: str, start: datetime, days: float, plan: Any, path: Path, **conf: Any) -> Any:
     start_at = start.replace(tzinfo=ZoneInfo(zone)).timestamp() + 0.25
     span = {"start": start_at, "end": start_at + days * 86400, "max_s": days * 86400}
+    conf.setdefault("result_expires", 86400)
     logs = [_fire(cls, make_app(zone, **conf), plan, path, **span) for cls in (_Stock, _Wheel)]
     assert set(logs[0]) == set(logs[1])
     assert logs[0]
