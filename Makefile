@@ -22,8 +22,8 @@ env: $(STAMP) ## make .venv with everything that development needs
 
 $(STAMP):
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install -q --upgrade 'pip>=25.1'
-	$(BIN)/python -m pip install -q -e '.[all]' --group dev
+	$(BIN)/python -m pip install -qq --upgrade 'pip>=25.1'
+	$(BIN)/python -m pip install -qq -e '.[all]' --group dev
 	@rm -f $(VENV)/.made-from-*
 	@touch $@
 
