@@ -17,7 +17,7 @@ Rules that hold for every store:
 - A call that can't reach its server raises :class:`~celery_wheel.errors.StoreUnavailable`.
 - Instants are UTC milliseconds. ``due``, ``expires`` and tombstones are compared with the
   ``now_ms`` of the caller; leases are compared with the *store's own* clock (for an embedded
-  store the machine's).
+  store the machine's), and so is what :meth:`Store.reap` clears away.
 - A row whose owner has no living lease may be taken by anyone, after :meth:`Store.reap`.
 - One object is used by one thread at a time. Another thread that needs the store opens
   another one of the same URL (:meth:`Store.sibling`).
@@ -69,7 +69,8 @@ class PutResult:
 
     Attributes:
         new: committed now.
-        known: a row with this key is there already, or a tombstone of the key: a copy.
+        known: a row with this key is there already, or a tombstone of the key: a copy. Goes
+            before cancelled: what was handed over and is then cancelled has copies, too.
         cancelled: a tombstone of its id or of one of its stamps is there; not kept.
     """
 
@@ -80,7 +81,8 @@ class PutResult:
 
 @dataclass(frozen=True, slots=True)
 class Filter:
-    """Which rows; every field that is set must fit. ``due_*`` in UTC ms, before is exclusive."""
+    """Which rows, in either state; every field that is set must fit, ``ids`` and ``stamps`` by
+    one of theirs. ``due_*`` in UTC ms, before is exclusive."""
 
     ids: tuple[str, ...] | None = None
     stamps: tuple[str, ...] | None = None
@@ -106,9 +108,9 @@ class Cancelled:
     Attributes:
         rows: the rows that this call deleted, with their envelopes: only the caller that got
             a row announces it.
-        outcomes: per id that was asked for or found: ``cancelled`` (a pending row is gone),
-            ``dispatched`` (it was handed over already) or ``unknown`` (no row has it; the
-            tombstone stands for what may still come).
+        outcomes: per id that was asked for or found: ``cancelled`` (a pending row is gone, even
+            if another of that id runs), ``dispatched`` (it was handed over already) or
+            ``unknown`` (no row has it; the tombstone stands for what may still come).
     """
 
     rows: list[DelayedTask] = field(default_factory=list)
@@ -117,7 +119,7 @@ class Cancelled:
 
 @dataclass(frozen=True, slots=True)
 class Counts:
-    """How many rows there are."""
+    """How many rows there are; ``owned`` are those of either state that have an owner."""
 
     pending: int = 0
     dispatched: int = 0
@@ -152,7 +154,7 @@ class Store(ABC):
 
     @abstractmethod
     def put(self, tasks: Sequence[DelayedTask], now_ms: int) -> PutResult:
-        """Keep tasks, each under the ``owner`` it carries (``None``: unowned).
+        """Keep tasks as pending, each under the ``owner`` it carries (``None``: unowned).
 
         Idempotent by key. **Durable on return**: only now may the broker's copy be acked.
         The check for tombstones and the insert are one atomic step, so that no cancel falls
@@ -170,7 +172,8 @@ class Store(ABC):
         In due order, then arrival. Two claimers never get the same row. Costs by what it
         returns, not by what is pending.
 
-        On crash: the rows stay owned until the lease ends, then :meth:`reap` frees them.
+        On crash: the rows stay owned until the lease ends, then :meth:`reap` frees them. After
+        an error the caller may own rows that it was not told of: :meth:`find` them by owner.
         """
 
     @abstractmethod
@@ -253,7 +256,10 @@ class Store(ABC):
 
     @abstractmethod
     def reschedule(self, task_id: str, due_ms: int) -> int:
-        """Move the pending rows of an id: new due, version + 1, unowned. Returns how many."""
+        """Move the pending rows of an id: new due, version + 1, unowned. Returns how many.
+
+        Rows that have this due already are counted and left as they are.
+        """
 
     @abstractmethod
     def find(self, which: Filter, limit: int, cursor: str | None = None) -> Page:
