@@ -37,6 +37,8 @@ logger = get_logger(__name__)
 
 #: Seconds between two looks for a free slot where the pool does not tell (no semaphore).
 SLOT_POLL_S = 0.02
+#: Seconds until the next confirm after one that the store refused with an error.
+FAILED_PAUSE_S = 1.0
 #: Tasks confirmed ahead per process where the prefetch multiplier is 0 (no limit).
 AHEAD_WITHOUT_LIMIT = 4
 
@@ -56,6 +58,7 @@ class Dispatcher:
         self._ready_count = 0
         self._count = 0
         self._confirming = 0
+        self.confirm_at = 0.0
         self._tickets = 0
         self._unknown: set[str] = set()
         self._ended: deque[tuple[Item, Any]] = deque()
@@ -66,7 +69,7 @@ class Dispatcher:
 
     def confirm(self) -> None:
         """Confirm as many of the first due tasks as the pool can take soon."""
-        if self._confirming:
+        if self._confirming or self._engine.clock.monotonic() < self.confirm_at:
             return
         room = self._ahead() - self._ready_count
         if room <= 0:
@@ -127,6 +130,7 @@ class Dispatcher:
 
         def failed(_: Exception) -> None:
             self._confirming -= 1
+            self.confirm_at = self._engine.clock.monotonic() + FAILED_PAUSE_S
             for item in items:
                 if item.place == CONFIRMING:
                     self._engine.residents.to_due(item)

@@ -8,6 +8,7 @@ event loop the loop calls it; without one the alarm's thread does.
 from __future__ import annotations
 
 import threading
+from collections import deque
 from typing import TYPE_CHECKING, Any
 
 from celery.utils.log import get_logger
@@ -37,6 +38,9 @@ if TYPE_CHECKING:
 __all__ = ("Engine",)
 
 logger = get_logger(__name__)
+
+#: Seconds a worker that stops waits for what it received to be committed.
+CLOSE_PATIENCE_S = 1.0
 
 
 class Engine:
@@ -82,8 +86,11 @@ class Engine:
         for keeper in self.keepers:
             keeper.on_gathered = self.wake
             keeper.answers_on_loop = self.bell is not None
-        self._calls: list[Callable[[], None]] = []
+        self._calls: deque[Callable[[], None]] = deque()
         self._lost = False
+        self._dirty = True
+        self._turn_at = 0.0
+        self._pause = threading.Event()
 
     # -- what the parts ask --------------------------------------------------------------------
 
@@ -141,10 +148,17 @@ class Engine:
 
     def wake(self) -> None:
         """Have a turn soon. From any thread."""
+        self._dirty = True
         if self.bell is not None:
             self.bell.ring()
         else:
             self.alarm.kick()
+
+    def by(self, at: float) -> None:
+        """Have a turn at an instant (monotonic seconds), if none comes before."""
+        if at < self._turn_at:
+            self._turn_at = at
+            self.alarm.arm(at)
 
     def soon(self, call: Callable[[], None]) -> None:
         """Run a call in the next turn. From any thread."""
@@ -166,14 +180,17 @@ class Engine:
         """The event loop's turn."""
         try:
             self.turn()
+            if self.bell is not None and self.bell.callbacks_wait():
+                self.bell.ring()
         except Exception:
             # An exception here would end the worker.
             logger.exception("The wheel's turn failed.")
 
     def turn(self) -> None:
         """Do what there is to do, in bounded pieces, and arm the alarm for the rest."""
-        if not self.open:
+        if not self.open or not (self._dirty or self.clock.monotonic() >= self._turn_at):
             return
+        self._dirty = False
         with self.lock:
             more = self._answers()
             self.intake.commit()
@@ -200,9 +217,8 @@ class Engine:
             self._arm(more=more)
 
     def _answers(self) -> bool:
-        calls, self._calls = self._calls, []
-        for call in calls:
-            call()
+        while self._calls:
+            self._calls.popleft()()
         if self._lost and self.store_keeper is not None:
             self._lost = False
             self.dispatcher.drop(self.store_keeper)
@@ -214,9 +230,9 @@ class Engine:
         if more or self.residents.behind or self.announcer.busy or self._calls:
             self.wake()
             return
-        if self.bell is not None and self.bell.callbacks_wait():
-            self.bell.ring()
-        self.alarm.arm(self._next_at())
+        at = self._next_at()
+        self._turn_at = float("inf") if at is None else at
+        self.alarm.arm(at)
 
     def _next_at(self) -> float | None:
         """The next instant with something to do, monotonic seconds."""
@@ -226,6 +242,7 @@ class Engine:
             self.renewal.renew_at,
             self.dispatcher.next_token_at,
             self.dispatcher.polling_at,
+            self.dispatcher.confirm_at if self.dispatcher.confirm_at > now else None,
             *(line.due_at() for line in self.intake.lines.values()),
         ]
         wake_ms = self.residents.next_wake_ms()
@@ -245,10 +262,15 @@ class Engine:
             self.renewal.forget()
 
     def close(self) -> None:
-        """No more dispatching. What was received is committed, what waits is given back."""
+        """No more dispatching. What was received is committed, if the store answers soon."""
         with self.lock:
-            self.intake.commit(now=True)
             self.open = False
+            give_up_at = self.clock.monotonic() + CLOSE_PATIENCE_S
+            while self.intake.busy and self.clock.monotonic() < give_up_at:
+                self.intake.commit(now=True)
+                for keeper in self.keepers:
+                    keeper.executor.drain()
+                self._pause.wait(0.002)
             for keeper in self.keepers:
                 keeper.direct = True
                 keeper.flush()

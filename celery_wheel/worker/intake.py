@@ -72,6 +72,10 @@ class Line:
         if not self._waiting:
             self._since = self._engine.clock.monotonic()
         self._waiting.append((task, delivery))
+        if len(self._waiting) >= self._engine.settings.batch_size:
+            self._engine.wake()
+        elif self._committing is None:
+            self._engine.by(self._since + self._engine.settings.batch_wait_s)
 
     def __len__(self) -> int:
         return len(self._waiting) + len(self._committing or ())
@@ -93,7 +97,7 @@ class Line:
         batch, self._waiting = self._waiting, []
         self._committing = batch
         unique = {task.key: task for task, _ in batch}
-        self._keeper.put(list(unique.values()), self._committed)
+        self._keeper.put(list(unique.values()), self._committed, self._failed)
 
     def drop(self) -> None:
         """Forget what was not sent to the store: the broker delivers it again."""
@@ -117,6 +121,13 @@ class Line:
                 self._engine.stats.counts["duplicates"] += 1
                 logger.info("Dropped a copy of delayed task %s[%s].", task.name, task.id)
                 self._copy(task, delivery)
+
+    def _failed(self, _: Exception) -> None:
+        """The store can't take this batch, ever: the broker keeps these until they are due."""
+        batch, self._committing = self._committing or [], None
+        for task, delivery in batch:
+            task.owner = self._engine.broker_keeper.owner
+            self._engine.intake.lines[self._engine.broker_keeper].add(task, delivery)
 
     def _kept(self, task: DelayedTask, delivery: Delivery, *, acked: bool) -> None:
         self._engine.stats.counts["received"] += 1
@@ -176,6 +187,11 @@ class Intake:
         for line in self.lines.values():
             line.commit(now=now)
 
+    @property
+    def busy(self) -> bool:
+        """Whether messages wait for their commit."""
+        return any(len(line) for line in self.lines.values())
+
     def drop(self) -> None:
         """The connection is gone: what was not sent to a store comes again."""
         for line in self.lines.values():
@@ -210,7 +226,6 @@ class Intake:
         with engine.lock:
             task.owner = keeper.owner if engine.wants(task, keeper) else None
             self.lines[keeper].add(task, self._delivery(message))
-            engine.wake()
 
     def _run_now(self, request: Any, callbacks: Any) -> None:
         """Celery's own way for a task without an ETA; no timer, no prefetch window."""

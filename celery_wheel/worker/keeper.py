@@ -71,10 +71,15 @@ class Keeper:
 
     # -- intake --------------------------------------------------------------------------------
 
-    def put(self, tasks: list[DelayedTask], done: Callable[[PutResult], None]) -> None:
+    def put(
+        self,
+        tasks: list[DelayedTask],
+        done: Callable[[PutResult], None],
+        failed: Callable[[Exception], None],
+    ) -> None:
         """Commit rows."""
         now_ms = self._clock.wall_ms()
-        self.executor.submit("put", lambda store: store.put(tasks, now_ms), done)
+        self.executor.submit("put", lambda store: store.put(tasks, now_ms), done, failed)
 
     # -- the fence -----------------------------------------------------------------------------
 

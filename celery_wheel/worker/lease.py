@@ -30,7 +30,8 @@ class Lease:
     """Heartbeats of one owner, and the reaping of others'.
 
     :attr:`on_lost` is called in the lease's thread when the lease had run out and others may
-    have taken rows; :attr:`on_freed` when rows of dead owners were freed.
+    have taken rows; :attr:`on_freed` when rows of dead owners were freed, :attr:`on_renewed`
+    when :meth:`holds` had said no since the last renewal.
 
     Thread-safety: :meth:`holds` and :meth:`kick` from any thread.
     """
@@ -39,11 +40,13 @@ class Lease:
         self._store, self.owner, self._ttl_s, self._clock = store, owner, ttl_s, clock
         self.on_lost: Callable[[], None] = lambda: None
         self.on_freed: Callable[[], None] = lambda: None
+        self.on_renewed: Callable[[], None] = lambda: None
         self._changed = threading.Condition()
         self._stopping = False
         self._kicked = False
         self._renewed = (float("-inf"), 0)
         self._reap_at = 0.0
+        self._missed = False
         self._thread = threading.Thread(target=self._run, name="celery-wheel-lease", daemon=True)
         self._first = threading.Event()
 
@@ -59,6 +62,7 @@ class Lease:
         fresh = self._clock.monotonic() - at <= half_s
         if fresh and abs(self._clock.wall_ms() - wall_ms) <= half_s * 1000:
             return True
+        self._missed = True
         self.kick()
         return False
 
@@ -108,6 +112,9 @@ class Lease:
         kept = self._store.heartbeat(self.owner, self._ttl_s * IN_STORE)
         late = asked_at - self._renewed[0] > self._ttl_s
         self._renewed = (asked_at, asked_ms)
+        if self._missed:
+            self._missed = False
+            self.on_renewed()
         if not kept:
             logger.warning("The lease had run out; held tasks are claimed anew.")
             self.on_lost()

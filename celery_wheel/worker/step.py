@@ -107,5 +107,6 @@ def build_engine(c: Any) -> Engine:
     lease = Lease(store.sibling(), owner, settings.lease_ttl_s, SYSTEM_CLOCK)
     engine = Engine(c, settings, store_keeper=keeper, broker_keeper=broker_keeper, lease=lease)
     thread.wake, lease.on_lost, lease.on_freed = engine.wake, engine.lost_lease, engine.rows_freed
+    lease.on_renewed = engine.wake
     lease.start()
     return engine
