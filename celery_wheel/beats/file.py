@@ -26,6 +26,7 @@ logger = get_logger("celery_wheel.beat")
 _SCHEMA = 1
 _LOCK_WAIT_S = 5.0
 _SUFFIXES = ("", "-wal", "-shm", "-journal")
+_STOCK_SUFFIXES = (".db", ".dat", ".bak", ".dir", ".pag")
 
 _TABLES = """
 CREATE TABLE IF NOT EXISTS meta (key TEXT PRIMARY KEY, value TEXT) WITHOUT ROWID;
@@ -156,6 +157,10 @@ class ScheduleFile:
         if Path(self.path).exists():
             shutil.copy2(self.path, self.path + ".stock")
         Path(self.path + ".new").replace(self.path)
+        # Some kinds of dbm make several files, none of them of the very name.
+        for suffix in _STOCK_SUFFIXES:
+            if Path(self.path + suffix).exists():
+                Path(self.path + suffix).replace(self.path + ".stock" + suffix)
         logger.info("Took over %d entries of stock schedule file %r", len(runs), self.path)
 
     def meta(self, key: str) -> str | None:

@@ -7,6 +7,7 @@ import shelve
 import sqlite3
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 __all__ = ("read_stock", "stock_kind")
 
@@ -26,7 +27,7 @@ def stock_kind(path: str) -> str:
 def _is_dbm_sqlite(path: str) -> bool:
     """Whether it is what :mod:`dbm.sqlite3` (Python 3.13 and later) makes."""
     try:
-        conn = sqlite3.connect(f"file:{path}?mode=ro", uri=True)
+        conn = sqlite3.connect(f"file:{quote(path)}?mode=ro", uri=True, timeout=0)
         try:
             rows = conn.execute("SELECT name FROM sqlite_master WHERE type = 'table'")
             return {name for (name,) in rows} == {"Dict"}

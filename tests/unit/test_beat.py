@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from datetime import datetime, timedelta, timezone
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 from celery.beat import ScheduleEntry, Scheduler
@@ -259,7 +259,7 @@ def test_a_custom_schedule_is_asked_as_celery_asks(tmp_path: Path) -> None:
     """A schedule that knows only ``is_due`` decides when it runs and when it is asked again."""
 
     class EveryOther(BaseSchedule):
-        asked: list[float] = []
+        asked: ClassVar[list[float]] = []
 
         def is_due(self, last_run_at: datetime) -> Any:
             self.asked.append(app.wall - START)
@@ -401,7 +401,7 @@ def test_the_schedule_is_a_dict_that_knows_what_was_touched() -> None:
         (lambda: held.pop("missing", None), set()),
         (lambda: held.pop("d"), {"d"}),
         (lambda: held.__ior__({"e": 7}), {"e"}),
-        (lambda: held.popitem(), {"e"}),
+        (held.popitem, {"e"}),
         (lambda: held.__delitem__("c"), {"c"}),
         (held.clear, {"a", "b"}),
     ):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections import defaultdict
 from collections.abc import Iterator
 from copy import copy
@@ -153,8 +154,8 @@ def test_intervals_keep_their_length(tmp_path: Path) -> None:
     for name, times in stock.items():
         ours = wheel[name]
         assert len(times) == len(ours)
-        gaps = [b - a for a, b in zip(times, times[1:], strict=False)]
-        our_gaps = [b - a for a, b in zip(ours, ours[1:], strict=False)]
+        gaps = [b - a for a, b in itertools.pairwise(times)]
+        our_gaps = [b - a for a, b in itertools.pairwise(ours)]
         _assert_same(gaps, our_gaps)
 
 
