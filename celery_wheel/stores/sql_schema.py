@@ -233,6 +233,11 @@ def task_of(row: Any) -> DelayedTask:
     )
 
 
+def _fit(number: int) -> int:
+    """The nearest number that a column holds: these come from headers, so may be anything."""
+    return max(-(2**63), min(number, 2**63 - 1))
+
+
 def values_of(task: DelayedTask) -> dict[str, Any]:
     """Give the columns of a task that is put: pending."""
     return {
@@ -242,8 +247,8 @@ def values_of(task: DelayedTask) -> dict[str, Any]:
         "queue": task.queue,
         "due_ms": task.due_ms,
         "envelope": task.envelope,
-        "retries": task.retries,
-        "priority": task.priority,
+        "retries": _fit(task.retries),
+        "priority": _fit(task.priority),
         "expires_ms": task.expires_ms,
         "arrival": task.arrival,
         "stamps": json.dumps(task.stamps) if task.stamps else None,

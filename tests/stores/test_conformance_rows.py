@@ -57,6 +57,14 @@ def test_put_takes_any_text(store, text):
     assert store.put([put], NOW).cancelled == {put.key}
 
 
+def test_put_takes_any_number_of_retries(store):
+    """Numbers of a header that no column holds do not fail the batch they are in."""
+    store.put([task("a", retries=2**80, priority=-(2**80)), task("b")], NOW)
+    first = store.claim("w1", LATER, 2)[0]
+    assert first.retries >= 2**62
+    assert first.priority <= -(2**62)
+
+
 def test_put_again_after_a_lost_answer(store):
     """A second put of what was kept answers known and changes nothing."""
     tasks = [task("a"), task("b")]
