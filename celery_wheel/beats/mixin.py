@@ -225,7 +225,8 @@ class WheelSchedulerMixin:
             if due_at is None:
                 if after_s is None:
                     is_due, next_s = self.is_due(entry)  # type: ignore[attr-defined]
-                    after_s = 0.0 if is_due else self._seconds(next_s)
+                    # A slot earlier is one that has ended: this very tick takes it.
+                    after_s = -TICK_S if is_due else self._seconds(next_s)
                 due_at = now_at + after_s
         except Exception:  # noqa: BLE001  (a user's schedule)
             due_at = now_at + self._failed(entry)
