@@ -125,6 +125,9 @@ class Dispatcher:
                     continue  # revoked meanwhile; the store was told after this call
                 if item.task.key in keys:
                     self._push(item)
+                elif item.task.due_ms > self._engine.clock.wall_ms():
+                    # The clock was set back since it was due.
+                    self._engine.residents.place(item, self._engine.clock.wall_ms())
                 else:
                     self._engine.residents.remove(item)
 
@@ -211,9 +214,11 @@ class Dispatcher:
     def _hand_over(self, item: Item, process: Callable[[Any], None]) -> bool:
         """Give one task to the pool; ``False`` where that was not to be."""
         engine = self._engine
-        if not engine.lease_holds(item.keeper):
+        # Not due any more: the clock was set back since it was confirmed.
+        early = item.task.due_ms > engine.clock.wall_ms()
+        if early or not engine.lease_holds(item.keeper):
             with engine.lock:
-                engine.residents.to_due(item)
+                self.give_back(item)
             return False
         try:
             request = engine.build(item, self._acked, self._rejected)
@@ -262,8 +267,9 @@ class Dispatcher:
         some = False
         while self._ended:
             item, answered = self._ended.popleft()
-            if self.in_flight.pop(item.task.key, None) is None:
-                continue
+            if self.in_flight.get(item.task.key) is not item:
+                continue  # it was reaped, or its message came again and is another item now
+            del self.in_flight[item.task.key]
             some = True
             if answered is None:
                 self._engine.stats.counts["requeued"] += 1
@@ -320,8 +326,25 @@ class Dispatcher:
             else:
                 del self.in_flight[item.task.key]
                 item.request = None
-                self._engine.residents.to_due(item)
+                self.give_back(item)
         return written
+
+    def give_back(self, item: Item) -> None:
+        """Confirmed, but not to be run here and now: pending again, for whoever claims it."""
+        self._engine.residents.remove(item)
+        item.keeper.requeue(item, redelivered=False)
+
+    def doubt(self, keeper: Keeper) -> None:
+        """The lease was lost: what the store confirmed may be others' by now.
+
+        What waits in the wheel is asked for when it is due, and dropped then if it was taken.
+        """
+        for item in [i for i in self._engine.residents if i.keeper is keeper]:
+            if item.place == READY:
+                self.unready()
+                self.give_back(item)
+            elif item.place == CONFIRMING:
+                self._engine.residents.to_due(item)
 
     def waiting(self) -> list[Item]:
         """Confirmed or being confirmed, not handed over."""

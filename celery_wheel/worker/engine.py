@@ -23,7 +23,7 @@ from celery_wheel.worker.intake import Intake
 from celery_wheel.worker.pager import Pager
 from celery_wheel.worker.renewal import Renewal
 from celery_wheel.worker.requests import RequestFactory
-from celery_wheel.worker.residents import Item, Residents
+from celery_wheel.worker.residents import CONFIRMING, IN_FLIGHT, READY, Item, Residents
 from celery_wheel.worker.sources import Sources
 from celery_wheel.worker.stats import Stats
 
@@ -84,7 +84,7 @@ class Engine:
         self.bell = Bell(consumer.hub) if consumer.hub is not None else None
         self.alarm = Alarm(clock, self.bell.ring if self.bell is not None else self.turn)
         for keeper in self.keepers:
-            keeper.on_gathered = self.wake
+            keeper.on_gathered = keeper.executor.wake = self.wake
             keeper.answers_on_loop = self.bell is not None
         self._calls: deque[Callable[[], None]] = deque()
         self._lost = False
@@ -116,12 +116,20 @@ class Engine:
 
     def hold(self, task: DelayedTask, keeper: Keeper, *, acked: bool) -> None:
         """Take a row that this worker owns into RAM."""
-        if task.key not in self.residents.by_key:
+        there = self.residents.by_key.get(task.key)
+        if there is not None and there.place not in (IN_FLIGHT, READY, CONFIRMING):
+            # The row was freed and claimed again; it may have been moved in between.
+            acked = acked or there.acked
+            self.residents.remove(there)
+            there = None
+        if there is None:
             self.residents.add(Item(task, keeper, acked=acked), self.clock.wall_ms())
 
     def lease_holds(self, keeper: Keeper) -> bool:
         """Whether rows of a keeper may be handed over now without asking the store again."""
-        return keeper.holds_messages or self.lease is None or self.lease.holds()
+        if keeper.holds_messages or self.lease is None:
+            return True
+        return not self._lost and self.lease.holds()
 
     def build(
         self, item: Item, acked: Callable[[Item], None], rejected: Callable[..., None]
@@ -221,7 +229,7 @@ class Engine:
             self._calls.popleft()()
         if self._lost and self.store_keeper is not None:
             self._lost = False
-            self.dispatcher.drop(self.store_keeper)
+            self.dispatcher.doubt(self.store_keeper)
             self.pager.look_now()
         left = [keeper.executor.drain() for keeper in self.keepers]
         return any(left)

@@ -94,6 +94,10 @@ class Lease:
             except StoreError as exc:
                 logger.debug("The lease could not be renewed: %r", exc)
                 pause_s = min(1.0, self._ttl_s / 6)
+            except Exception:
+                # Without this thread nothing would ever be dispatched again.
+                logger.exception("The lease could not be renewed.")
+                pause_s = 1.0
             self._first.set()
             with self._changed:
                 if not self._kicked and not self._stopping:
@@ -110,14 +114,18 @@ class Lease:
         """Renew the lease, and reap if it is time."""
         asked_at, asked_ms = self._clock.monotonic(), self._clock.wall_ms()
         kept = self._store.heartbeat(self.owner, self._ttl_s * IN_STORE)
-        late = asked_at - self._renewed[0] > self._ttl_s
+        if not kept:
+            # Before the lease counts as held: what others may have taken must not be handed over.
+            logger.warning("The lease had run out; what was confirmed is confirmed anew.")
+            self.on_lost()
+        # By the wall clock, too: where it was set, leases by it have run out for everybody.
+        late = max(
+            asked_at - self._renewed[0], abs(asked_ms - self._renewed[1]) / 1000
+        ) > self._ttl_s
         self._renewed = (asked_at, asked_ms)
         if self._missed:
             self._missed = False
             self.on_renewed()
-        if not kept:
-            logger.warning("The lease had run out; held tasks are claimed anew.")
-            self.on_lost()
         if late:
             # After an outage everybody is late: give the living time to renew.
             self._reap_at = asked_at + self._ttl_s / 2

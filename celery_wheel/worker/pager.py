@@ -101,6 +101,8 @@ class Pager:
     def make_room(self, due_ms: int) -> bool:
         """RAM is full: give back some that are due after ``due_ms``; whether that was done."""
         engine = self._engine
+        # Either way there are rows now that are to come as soon as there is room.
+        self._more = True
         some = max(1, engine.settings.resident_limit // 20)
         later = [
             item
@@ -110,6 +112,4 @@ class Pager:
         for item in later:
             engine.residents.remove(item)
             item.keeper.requeue(item, redelivered=False)
-        if later:
-            self._more = True
         return bool(later)

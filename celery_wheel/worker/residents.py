@@ -147,8 +147,9 @@ class Residents:
     def remove(self, item: Item) -> None:
         """Forget an item."""
         self.move(item, GONE)
-        if self.by_key.pop(item.task.key, None) is None:
+        if self.by_key.get(item.task.key) is not item:
             return
+        del self.by_key[item.task.key]
         there = self._by_id.get(item.task.id)
         if isinstance(there, list):
             there.remove(item)

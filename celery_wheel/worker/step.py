@@ -106,7 +106,7 @@ def build_engine(c: Any) -> Engine:
     keeper = Keeper(thread, owner.name, SYSTEM_CLOCK, settings, holds_messages=False)
     lease = Lease(store.sibling(), owner, settings.lease_ttl_s, SYSTEM_CLOCK)
     engine = Engine(c, settings, store_keeper=keeper, broker_keeper=broker_keeper, lease=lease)
-    thread.wake, lease.on_lost, lease.on_freed = engine.wake, engine.lost_lease, engine.rows_freed
+    lease.on_lost, lease.on_freed = engine.lost_lease, engine.rows_freed
     lease.on_renewed = engine.wake
     lease.start()
     return engine

@@ -40,6 +40,7 @@ class Executor(Protocol):
     store: Store
     healthy: bool
     timings: Timings
+    wake: Callable[[], None]
 
     def start(self) -> None:
         """Open the store."""
@@ -66,6 +67,7 @@ class InlineExecutor:
         self.store = store
         self.healthy = True
         self.timings = Timings()
+        self.wake: Callable[[], None] = lambda: None
         self._answers: deque[tuple[Done, Any]] = deque()
         self._lock = threading.Lock()
 
@@ -81,6 +83,7 @@ class InlineExecutor:
             answer = call(self.store)
         if done is not None:
             self._answers.append((done, answer))
+            self.wake()
 
     def drain(self, limit: int = 50) -> bool:
         """See :meth:`Executor.drain`."""
