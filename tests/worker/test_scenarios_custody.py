@@ -40,13 +40,13 @@ def test_the_prefetch_window_comes_back(worker, publish, probes, app):
     """Tasks that ran, were revoked, expired or came twice leave the window as it was."""
     held = worker()
     before = held.prefetch()
-    eta = datetime.now(timezone.utc) + timedelta(seconds=3)
+    eta = datetime.now(timezone.utc) + timedelta(seconds=8)
     revoked = []
     for number in range(20):
         for name in ("probe", "late_probe"):
             publish(name, "run", eta=eta)
             revoked.append(publish(name, "revoked", countdown=60).id)
-            publish(name, "expired", countdown=60, expires=2)
+            publish(name, "expired", countdown=60, expires=8)
             twice = {"task_id": f"twice-{name}-{number}", "eta": eta}
             publish(name, "twice", **twice)
             publish(name, "twice", **twice)
@@ -113,7 +113,7 @@ def test_a_warm_shutdown_hands_over(worker, publish, probes):
     first.wait_held(501, 30)
     asked = time.monotonic()
     assert first.stop() == 0
-    assert time.monotonic() - asked < 3 + LATE_S
+    assert time.monotonic() - asked < 6
     second = worker()
     second.wait_held(501)
     (run,) = probes.wait("near")
