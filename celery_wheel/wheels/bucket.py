@@ -42,8 +42,8 @@ class Part(list[WheelNode[T]]):
 
     __slots__ = ("dead",)
 
-    def __init__(self) -> None:
-        self.dead = 0
+    #: Whoever makes a part sets this to 0: a constructor would double the cost of making one.
+    dead: int
 
     def compact(self) -> None:
         """Forget the dead nodes."""

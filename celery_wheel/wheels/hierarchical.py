@@ -1,4 +1,5 @@
 """The hierarchical timing wheel. Pure: ticks in, items out."""
+# ruff: noqa: S101 - check() is made of asserts
 
 from __future__ import annotations
 
@@ -6,34 +7,29 @@ from bisect import bisect_right
 from collections import deque
 from collections.abc import Iterator, Sequence
 from heapq import heappop, heappush
+from operator import attrgetter
 from typing import Generic, TypeVar
 
 from celery_wheel.wheels.base import Level
 from celery_wheel.wheels.bucket import PART_SIZE, Part, WheelNode, kill
+from celery_wheel.wheels.sizes import PRESETS, spans_of
 
 __all__ = ("PRESETS", "HierarchicalWheel")
 
 T = TypeVar("T")
 
-#: Wheel sizes, nearest wheel first; the last one repeats for every wheel beyond.
-PRESETS: dict[str, tuple[int, ...]] = {
-    "worker": (4096,),
-    "clock": (60, 60, 24),
-    "linux": (256, 64, 64, 64, 64),
-    "kafka": (20,),
-}
-
 #: Entries that one ``advance`` demotes at most.
 DEMOTE_LIMIT = 1000
 
-#: No wheel is made whose buckets span more ticks: the last one takes everything beyond.
-_MAX_SPAN = 1 << 62
-_MAX_SIZE = 1 << 30
+# A key is ``tick << 6 | code``. Of the buckets that begin with one tick the farthest wheel comes
+# first, so it is demoted before the nearer one; then the run, whose entries were scheduled
+# before those of the single tick.
+_CODE_BITS = 6
+_CODE = 63
+_TICK = 63
+_RUN = 62
 
-# A key is ``start_tick << 6 | 63 - level``: buckets sort by their start, and of two with one
-# start the farther wheel comes first, so it is demoted before the nearer one is handed out.
-_LEVEL_BITS = 6
-_TICK_CODE = 63
+_due_tick = attrgetter("due_tick")
 
 
 class HierarchicalWheel(Generic[T]):
@@ -57,7 +53,8 @@ class HierarchicalWheel(Generic[T]):
     that are powers of two that is the highest digit in which the tick and now differ; the turn
     rule also holds for mixed sizes such as ``(60, 60, 24)``. When now reaches the start of a
     bucket of level 1 or more, the bucket is **demoted**: its entries move to nearer wheels.
-    A bucket of level 0 is a single tick, and is handed out.
+    From level 1 to level 0 a bucket of up to a thousand entries is sorted and moves as a whole
+    (a *run*); a bigger one is dealt out to buckets of single ticks.
 
     **Worked example**, ``sizes=(60, 60, 24)``, a tick of 1 s, now 0: an entry due at 3 725
     (1 h 2 min 5 s) lies beyond the first turn of the minute wheel, so it goes to hour bucket
@@ -66,7 +63,7 @@ class HierarchicalWheel(Generic[T]):
 
     **Overflow rule.** There is no table of wheels: all buckets of all levels are in one
     sparse dict, and one heap holds the keys of those that exist. A wheel exists while it has
-    a bucket. Sizes repeat the last one given, until a bucket would span more than 2**62
+    a bucket. Sizes repeat the last one given, until a bucket would span more than 2**61
     ticks; that wheel takes everything beyond.
 
     **Complexity.** ``schedule`` O(1) plus O(log buckets) for the first entry of a bucket;
@@ -75,9 +72,9 @@ class HierarchicalWheel(Generic[T]):
     A bucket with over a thousand entries starts to be demoted ``demote_ahead`` ticks before it is
     due, so that the rest is short when the time comes. About 105 bytes per entry.
 
-    **Order.** Entries of one tick come out as they were scheduled, without a sort: a bucket is
-    a FIFO, and now never passes the start of a bucket that still has to be demoted, so whoever
-    comes later can only join behind.
+    **Order.** Entries of one tick come out as they were scheduled: a bucket is a FIFO, the
+    sort of a run is stable, and now never reaches the start of a bucket that still has to be
+    demoted, so whoever comes later can only join behind.
 
     *Thread-safety:* none; the owner locks. The owner's code may schedule and detach between
     any two calls, also while it works through what ``advance`` returned.
@@ -104,11 +101,9 @@ class HierarchicalWheel(Generic[T]):
         demote_ahead: int = 200,
     ) -> None:
         self.sizes = tuple(sizes) if sizes is not None else (size,)
-        if not self.sizes or min(self.sizes) < 2 or max(self.sizes) > _MAX_SIZE:
-            raise ValueError(f"wheel sizes are {self.sizes}: give each 2 to {_MAX_SIZE} buckets")
         if demote_ahead < 0:
             raise ValueError(f"demote_ahead is {demote_ahead}: give 0 ticks or more")
-        self._spans = _spans(self.sizes)
+        self._spans = spans_of(self.sizes)
         self._demote_ahead = demote_ahead
         self._now = start_tick
         self._behind = False
@@ -120,6 +115,9 @@ class HierarchicalWheel(Generic[T]):
         self._full: dict[int, deque[Part[T]]] = {}
         #: Heap of the keys of big buckets that can be demoted; may hold stale ones.
         self._early: list[int] = []
+        #: Before this tick single ticks may hold entries that are older than those of a bucket
+        #: that begins there, so that one must not become a run.
+        self._dealt_until = start_tick
         self._turn_ends = self._ends_of_turns(start_tick)
 
     @property
@@ -136,12 +134,13 @@ class HierarchicalWheel(Generic[T]):
         """Hold ``item`` until ``due_tick``. A tick that has passed expires at the next advance."""
         level = bisect_right(self._turn_ends, due_tick)
         if level:
-            key = (due_tick - due_tick % self._spans[level]) << 6 | (63 - level)
+            key = (due_tick - due_tick % self._spans[level]) << _CODE_BITS | (_RUN - level)
         else:
-            key = due_tick << 6 | 63
+            key = due_tick << _CODE_BITS | _TICK
         part = self._buckets.get(key)
         if part is None:
             part = self._buckets[key] = Part()
+            part.dead = 0
             heappush(self._heap, key)
         elif len(part) >= PART_SIZE:
             part = self._new_part(key, part)
@@ -167,36 +166,32 @@ class HierarchicalWheel(Generic[T]):
         again with the same tick for the rest.
         """
         target = max(now_tick, self._now)
-        bound = (target + 1) << _LEVEL_BITS
-        heap, buckets, full = self._heap, self._buckets, self._full
+        bound = (target + 1) << _CODE_BITS
+        heap = self._heap
         out: list[T] = []
         moves = DEMOTE_LIMIT
-        while heap and heap[0] < bound:
+        while heap and heap[0] < bound and moves > 0 and len(out) < limit:
             key = heap[0]
-            part = buckets[key]
-            if key & _TICK_CODE == _TICK_CODE and len(part) <= limit - len(out) and key not in full:
-                for node in part:
-                    if node.part is not None:
-                        out.append(node.item)
-                        node.item = node.part = None  # type: ignore[assignment]
-                moves -= not part
-            elif key & _TICK_CODE == _TICK_CODE:
-                self._hand_out(key, limit, out)
-                if self._front(key):
-                    break
+            code = key & _CODE
+            if code == _RUN:
+                self._take_run(target, limit, out)
+            elif not (part := self._front(key)):
+                self._drop_first()
+                moves -= 1
+            elif code == _TICK:
+                for node in part.take_front(limit - len(out)):
+                    out.append(node.item)
+                    node.item = node.part = None  # type: ignore[assignment]
             else:
                 moves -= self._demote(key, moves)
-                if self._front(key):
-                    break
-            heappop(heap)
-            del buckets[key]
-            if moves <= 0:
-                break
         self._live -= len(out)
         late = bool(heap) and heap[0] < bound
-        self._move_now((heap[0] >> _LEVEL_BITS) - 1 if late else target)
-        early = self._demote_early(target, moves)
-        self._behind = late or early
+        if late:
+            # An overflow bucket that has to be demoted yet must stay ahead of now.
+            self._move_now((heap[0] >> _CODE_BITS) - (heap[0] & _CODE < _RUN))
+        else:
+            self._move_now(target)
+        self._behind = self._demote_early(target, moves) or late
         return out
 
     def next_expiry(self) -> int | None:
@@ -206,23 +201,29 @@ class HierarchicalWheel(Generic[T]):
         one can begin to be demoted; at or before :attr:`now_tick` means at once.
         """
         heap = self._heap
-        while heap and not self._front(heap[0]):
-            del self._buckets[heappop(heap)]
-        if not heap:
-            return None
-        first = heap[0] >> _LEVEL_BITS
-        big = self._first_big()
-        return first if big is None else min(first, (big >> _LEVEL_BITS) - self._demote_ahead)
+        while heap:
+            key = heap[0]
+            part = self._front(key)
+            if not part:
+                self._drop_first()
+            elif part[0].part is None and key & _CODE == _RUN:
+                self._take_run((key >> _CODE_BITS) - 1, 1, [])
+            else:
+                big = self._first_big()
+                early = key if big is None else big - (self._demote_ahead << _CODE_BITS)
+                return min(key, early) >> _CODE_BITS
+        return None
 
     def occupancy(self) -> list[Level]:
         """Levels that hold something, nearest first. O(buckets)."""
         counts: dict[int, list[int]] = {}
         for key in self._buckets:
-            entries = sum(len(part) - part.dead for part in self._parts(key))
-            if entries:
+            nodes = [node for part in self._parts(key) for node in part.live()]
+            if nodes:
+                run = key & _CODE == _RUN
                 row = counts.setdefault(_level(key), [0, 0])
-                row[0] += 1
-                row[1] += entries
+                row[0] += len({node.due_tick for node in nodes}) if run else 1
+                row[1] += len(nodes)
         return [
             Level(level, self._spans[level], buckets, entries)
             for level, (buckets, entries) in sorted(counts.items())
@@ -252,18 +253,23 @@ class HierarchicalWheel(Generic[T]):
         """Assert the invariants. For tests: O(entries)."""
         assert sorted(self._heap) == sorted(self._buckets), "a bucket and its key go together"
         assert set(self._full) <= set(self._buckets), "a big bucket is a bucket"
-        big = {key for key in self._full if key & _TICK_CODE != _TICK_CODE}
+        big = {key for key in self._full if key & _CODE < _RUN}
         assert big <= set(self._early), "a big bucket waits for its demotion"
         live = 0
         for key in self._buckets:
-            start, level = key >> _LEVEL_BITS, _level(key)
+            start, level = key >> _CODE_BITS, _level(key)
             assert level == 0 or start > self._now, "a bucket that has begun was demoted"
             for part in self._parts(key):
                 nodes = part.live()
+                ticks = [node.due_tick for node in nodes]
                 assert part.dead * 2 <= len(part), "half of a part lives"
                 assert part.dead == len(part) - len(nodes), "the dead are counted"
                 assert all(node.part is part for node in nodes), "a node knows its part"
-                assert all(0 <= node.due_tick - start < self._spans[level] for node in nodes)
+                if key & _CODE == _RUN:
+                    assert ticks == sorted(ticks), "a run is sorted"
+                    assert all(start <= tick < self._turn_ends[0] for tick in ticks)
+                else:
+                    assert all(start <= tick < start + self._spans[level] for tick in ticks)
                 live += len(nodes)
         assert live == self._live, "live entries are counted"
 
@@ -273,8 +279,7 @@ class HierarchicalWheel(Generic[T]):
 
     def _front(self, key: int) -> Part[T]:
         """The oldest part of a bucket that holds something; empty if the bucket is."""
-        full = self._full.get(key)
-        if full is not None:
+        if self._full and (full := self._full.get(key)):
             while full:
                 if full[0]:
                     return full[0]
@@ -282,42 +287,81 @@ class HierarchicalWheel(Generic[T]):
             del self._full[key]
         return self._buckets[key]
 
+    def _drop_first(self) -> None:
+        """Forget the first bucket, which is empty."""
+        del self._buckets[heappop(self._heap)]
+
     def _new_part(self, key: int, part: Part[T]) -> Part[T]:
         """Put a full part aside and begin another; from here on the bucket is a big one."""
         full = self._full.get(key)
         if full is None:
             full = self._full[key] = deque()
-            if key & _TICK_CODE != _TICK_CODE:
+            if key & _CODE < _RUN:
                 heappush(self._early, key)
         full.append(part)
-        new = self._buckets[key] = Part()
+        new: Part[T] = Part()
+        new.dead = 0
+        self._buckets[key] = new
         return new
 
-    def _hand_out(self, key: int, limit: int, out: list[T]) -> None:
-        """Take from a bucket of one tick until ``out`` is full or the bucket is empty."""
-        while len(out) < limit and (part := self._front(key)):
-            for node in part.take_front(limit - len(out)):
+    def _take_run(self, target: int, limit: int, out: list[T]) -> None:
+        """Hand out of the first bucket, a run, what no other bucket comes before."""
+        heap = self._heap
+        run = self._buckets.pop(heappop(heap))
+        stop = min(target, heap[0] >> _CODE_BITS) if heap else target
+        room = limit - len(out)
+        count = 0
+        for node in run:
+            if node.part is None:
+                run.dead -= 1
+            elif node.due_tick > stop or room <= 0:
+                break
+            else:
+                room -= 1
                 out.append(node.item)
                 node.item = node.part = None  # type: ignore[assignment]
+            count += 1
+        del run[:count]
+        if run.dead * 2 > len(run):
+            run.compact()
+        if run:
+            self._file_run(run)
+
+    def _file_run(self, run: Part[T]) -> None:
+        self._buckets[key := run[0].due_tick << _CODE_BITS | _RUN] = run
+        heappush(self._heap, key)
 
     def _demote(self, key: int, moves: int) -> int:
         """Move up to ``moves`` entries to nearer wheels, oldest first; the work done, from 1."""
-        buckets, heap = self._buckets, self._heap
-        ends = self._ends_of_turns(key >> _LEVEL_BITS, _level(key))
+        if _level(key) > 1 or key in self._full or key >> _CODE_BITS < self._dealt_until:
+            return self._deal_out(key, moves)
+        run = self._buckets[key]
+        self._drop_first()
+        run.sort(key=_due_tick)
+        self._file_run(run)
+        return len(run)
+
+    def _deal_out(self, key: int, moves: int) -> int:
+        buckets, heap, spans = self._buckets, self._heap, self._spans
+        start, level = key >> _CODE_BITS, _level(key)
+        ends = self._ends_of_turns(start, level)
+        if level == 1:
+            self._dealt_until = max(self._dealt_until, start + spans[1])
         done = 0
         while done < moves and (part := self._front(key)):
             count = min(len(part), moves - done)
             done += count
             for node in part.take_front(count):
                 due = node.due_tick
-                level = bisect_right(ends, due) if ends else 0
-                if level:
-                    to_key = (due - due % self._spans[level]) << 6 | (63 - level)
+                nearer = bisect_right(ends, due) if ends else 0
+                if nearer:
+                    to_key = (due - due % spans[nearer]) << _CODE_BITS | (_RUN - nearer)
                 else:
-                    to_key = due << 6 | 63
+                    to_key = due << _CODE_BITS | _TICK
                 to = buckets.get(to_key)
                 if to is None:
                     to = buckets[to_key] = Part()
+                    to.dead = 0
                     heappush(heap, to_key)
                 elif len(to) >= PART_SIZE:
                     to = self._new_part(to_key, to)
@@ -335,10 +379,10 @@ class HierarchicalWheel(Generic[T]):
     def _demote_early(self, target: int, moves: int) -> bool:
         """Begin with big buckets that start soon; ``True`` if some of that is left."""
         soon = target + self._demote_ahead
-        while (key := self._first_big()) is not None and key >> _LEVEL_BITS <= soon:
+        while (key := self._first_big()) is not None and key >> _CODE_BITS <= soon:
             if moves <= 0:
                 return True
-            moves -= self._demote(key, moves)
+            moves -= self._deal_out(key, moves)
         return False
 
     def _move_now(self, now: int) -> None:
@@ -353,14 +397,4 @@ class HierarchicalWheel(Generic[T]):
 
 
 def _level(key: int) -> int:
-    return _TICK_CODE - (key & _TICK_CODE)
-
-
-def _spans(sizes: tuple[int, ...]) -> list[int]:
-    """Ticks that one bucket of each wheel spans, nearest first."""
-    spans = [1]
-    while True:
-        span = spans[-1] * sizes[min(len(spans), len(sizes)) - 1]
-        if span > _MAX_SPAN:
-            return spans
-        spans.append(span)
+    return max(_RUN - (key & _CODE), 0)
