@@ -22,7 +22,7 @@ from kombu.exceptions import OperationalError
 from celery_wheel.beats.cronwheel import CronWheel
 from celery_wheel.beats.entries import Schedule, WheelEntry, clocked, fingerprint
 from celery_wheel.beats.file import Run, ScheduleFile
-from celery_wheel.beats.mixin import RETRY_S, WheelSchedulerMixin
+from celery_wheel.beats.mixin import RETRY_S, WheelSchedulerMixin, without_gc
 from celery_wheel.beats.settings import BeatSettings
 
 __all__ = (
@@ -78,7 +78,8 @@ class WheelScheduler(WheelSchedulerMixin, PersistentScheduler):
         self.schedule = schedule
         # Entries given to the constructor are no part of the configuration, and Celery drops
         # what is not in it.
-        self.merge_inplace(conf.beat_schedule)
+        with without_gc(len(conf.beat_schedule)):
+            self.merge_inplace(conf.beat_schedule)
         self.install_default_entries(schedule)
         schedule.dirty.update(rows - schedule.keys())
         self._saved = {}
@@ -127,8 +128,8 @@ class WheelScheduler(WheelSchedulerMixin, PersistentScheduler):
             if one_off and store is not None and store.replaced:
                 self._distrust(entry)
             return False
-        if one_off and saved.once not in (None, fingerprint(entry.schedule)):
-            return False  # its schedule was changed: a new one-off
+        if one_off and saved.once != fingerprint(entry.schedule):
+            return False  # its schedule was changed, or it was none before: a new one-off
         if saved.sending:
             logger.warning(
                 "beat: one-off %r was being sent when beat was killed; whether it arrived is not "

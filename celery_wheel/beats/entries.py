@@ -138,10 +138,10 @@ class WheelEntry(ScheduleEntry):
 
     def update(self, other: Any) -> None:
         """Take over the editable fields; a one-off whose schedule changes is a new one."""
-        changed = fingerprint(other.schedule) != fingerprint(self.schedule)
+        before = (self.one_off, fingerprint(self.schedule))
         super().update(other)
         self.one_off = getattr(other, "one_off", self.one_off)
-        if changed and self.one_off:
+        if self.one_off and before != (True, fingerprint(self.schedule)):
             self.total_run_count = 0
         if self.owner is not None:
             self.owner.touch(self.name)

@@ -25,7 +25,7 @@ from celery_wheel.beats.settings import BeatSettings
 from celery_wheel.beats.timing import Timing, instant, moved
 from celery_wheel.beats.turn import Turn, choose_runs
 
-__all__ = ("WheelSchedulerMixin",)
+__all__ = ("RETRY_S", "WheelSchedulerMixin", "without_gc")
 
 logger = get_logger("celery_wheel.beat")
 
@@ -47,8 +47,8 @@ _SLICE = 1000
 
 
 @contextmanager
-def _without_gc(count: int) -> Iterator[None]:
-    """Placing many entries makes no garbage; looking for some takes as long as placing them."""
+def without_gc(count: int) -> Iterator[None]:
+    """Making or placing many entries leaves no garbage; looking for it takes as long again."""
     pause = count > _MANY and gc.isenabled()
     if pause:
         gc.disable()
@@ -178,7 +178,7 @@ class WheelSchedulerMixin:
         elif mapping is not self._mapping:
             names |= self._differing(wheel, mapping)
         self._mapping = mapping
-        with _without_gc(len(names)):
+        with without_gc(len(names)):
             for name in names:
                 entry = mapping.get(name)
                 if entry is None:
@@ -313,7 +313,7 @@ class WheelSchedulerMixin:
     def _run(self, turn: Turn, run_at: float) -> None:
         """Send one run, unless the entry was changed or removed since it was taken."""
         entry = turn.entry
-        if self._replaced(entry):
+        if self._replaced(entry) or turn.retry_s is not None:
             return
         producer = self.producer  # type: ignore[attr-defined]  # may raise: nothing is reserved yet
         try:

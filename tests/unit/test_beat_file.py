@@ -152,6 +152,22 @@ def test_a_one_off_moved_in_the_configuration_is_sent_again(tmp_path: Path) -> N
     assert sent(app) == ["a", "b"]
 
 
+def test_an_entry_that_becomes_a_one_off_is_sent_once_more(tmp_path: Path) -> None:
+    """Runs from before it was a one-off do not count as its run."""
+    app = make_app(beat_schedule={"a": job("a", 5.0)})
+    with scheduler(app, tmp_path) as made:
+        run_until(made, START + 6)
+        made.merge_inplace({"a": job("once", 5.0, one_off=True)})
+        run_until(made, START + 60)
+    app.conf.beat_schedule = {"a": job("a", 5.0)}
+    with scheduler(app, tmp_path) as made:
+        run_until(made, START + 66)
+    app.conf.beat_schedule = {"a": job("again", 5.0, one_off=True)}
+    with scheduler(app, tmp_path) as made:
+        run_until(made, START + 90)
+    assert sent(app) == ["a", "once", "a", "a", "again"]
+
+
 def test_a_one_off_the_broker_refuses_is_tried_again(tmp_path: Path) -> None:
     """An error of the broker leaves a one-off due; it is sent once the broker answers."""
     app = make_app(beat_schedule={"a": job("a", clocked(IN_FIVE_S))})
