@@ -12,12 +12,12 @@ from typing import TYPE_CHECKING, Any
 from celery.utils.log import get_logger
 
 from celery_wheel import _compat
-from celery_wheel.worker.residents import READY
+from celery_wheel.worker.residents import CONFIRMING, DUE, IN_FLIGHT, READY
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from celery_wheel.stores.base import Cancelled
+    from celery_wheel.stores.base import Cancelled, Store
     from celery_wheel.task import DelayedTask
     from celery_wheel.worker.engine import Engine
     from celery_wheel.worker.keeper import Keeper
@@ -99,9 +99,16 @@ class Announcer:
     ) -> None:
         """Cancel in every custody; residents are detached now, rows as the stores get to it."""
         engine = self._engine
+        confirmed: dict[Keeper, list[bytes]] = {}
         for item in list(engine.residents.of_ids(ids)):
-            if item.place != "in_flight":
+            if item.place in (DUE, CONFIRMING, READY):
+                confirmed.setdefault(item.keeper, []).append(item.task.key)
+            if item.place != IN_FLIGHT:
                 self._detach(item)
+        for keeper, keys in confirmed.items():
+            # These rows may be dispatched in the store, and were not handed over: take that
+            # back before the cancel that follows, in the order the store sees them.
+            keeper.executor.submit("release", _releasing(keeper.owner, keys))
         for keeper in engine.keepers:
 
             def cancelled(answer: Cancelled, keeper: Keeper = keeper) -> None:
@@ -112,11 +119,6 @@ class Announcer:
             keeper.cancel(ids, stamps, cancelled)
 
     def _detach(self, item: Item) -> None:
-        if item.place in (READY, "confirming"):
-            # Its row is dispatched in the store, and was not handed over: take that back
-            # before the cancel that follows, in the order the store sees them.
-            key, owner = item.task.key, item.keeper.owner
-            item.keeper.executor.submit("release", lambda store: store.release(owner, [key]))
         if item.place == READY:
             self._engine.dispatcher.unready()
         self._engine.residents.remove(item)
@@ -157,3 +159,7 @@ class Announcer:
 
     def _mark(self, row: DelayedTask, reason: str) -> None:
         self._engine.app.backend.mark_as_revoked(row.id, reason)
+
+
+def _releasing(owner: str, keys: list[bytes]) -> Callable[[Store], int]:
+    return lambda store: store.release(owner, keys)

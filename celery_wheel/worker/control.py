@@ -17,7 +17,7 @@ from celery.utils.log import get_logger
 from celery.worker import control as stock
 from celery.worker import state as worker_state
 
-from celery_wheel import _compat
+from celery_wheel import _compat, remote
 from celery_wheel.stores.base import Filter
 from celery_wheel.task import PENDING
 from celery_wheel.worker import report
@@ -42,6 +42,7 @@ def install(consumer: Any, engine: Engine) -> None:
     node = _compat.control_node(consumer)
     if node is None:
         return
+    remote.register()
     revokes, reads = Revokes(engine), Reads(engine)
     deferred = {
         "scheduled": reads.scheduled,
@@ -267,9 +268,3 @@ class Revokes:
             self._engine.announcer.cancel([], stamps)
         self._engine.wake()
         return reply
-
-
-@stock.inspect_command(name="wheel", default_timeout=5.0)
-def _wheel(_state: Any, **_: Any) -> Any:
-    """Show what the timing wheel holds (workers with celery-wheel)."""
-    return stock.nok("this worker does not run celery_wheel:Consumer")

@@ -39,6 +39,10 @@ __all__ = ("Engine",)
 
 logger = get_logger(__name__)
 
+#: Seconds until the next turn after one that failed.
+AFTER_FAILURE_S = 1.0
+#: A wall clock that moved this much against the monotonic one was set (milliseconds).
+STEP_MS = 50
 #: Seconds a worker that stops waits for what it received to be committed.
 CLOSE_PATIENCE_S = 1.0
 
@@ -82,14 +86,16 @@ class Engine:
         self.pager = Pager(self, store_keeper)
         self.renewal = Renewal(self, broker_keeper)
         self.bell = Bell(consumer.hub) if consumer.hub is not None else None
-        self.alarm = Alarm(clock, self.bell.ring if self.bell is not None else self.turn)
+        self.alarm = Alarm(clock, self._alarmed)
         for keeper in self.keepers:
             keeper.on_gathered = keeper.executor.wake = self.wake
             keeper.answers_on_loop = self.bell is not None
+            keeper.on_released = self.pager.look_now
         self._calls: deque[Callable[[], None]] = deque()
         self._lost = False
         self._dirty = True
         self._turn_at = 0.0
+        self._offset_ms = 0.0
         self._pause = threading.Event()
 
     # -- what the parts ask --------------------------------------------------------------------
@@ -178,21 +184,34 @@ class Engine:
         self._lost = True
         self.wake()
 
+    def store_recovered(self) -> None:
+        """The store answers again after calls were repeated. From the store's thread."""
+        self.soon(self.pager.recover)
+
     def rows_freed(self) -> None:
         """Rows came free that this worker may claim. From the lease's thread."""
         self.soon(self.pager.look_now)
 
+    def _alarmed(self) -> None:
+        """The alarm rings: it is time, or the wall clock was set. In the alarm's thread."""
+        self._dirty = True
+        if self.bell is not None:
+            self.bell.ring()
+        else:
+            self.on_tick()
+
     # -- the turn ------------------------------------------------------------------------------
 
     def on_tick(self) -> None:
-        """The event loop's turn."""
+        """The event loop's turn, or the alarm's where there is no loop."""
         try:
             self.turn()
             if self.bell is not None and self.bell.callbacks_wait():
                 self.bell.ring()
         except Exception:
-            # An exception here would end the worker.
+            # An exception here would end the worker, or the alarm's thread.
             logger.exception("The wheel's turn failed.")
+            self.by(self.clock.monotonic() + AFTER_FAILURE_S)
 
     def turn(self) -> None:
         """Do what there is to do, in bounded pieces, and arm the alarm for the rest."""
@@ -206,6 +225,7 @@ class Engine:
             if self.residents.ahead_of(now_ms):
                 logger.warning("The clock was set back; the wheel is built anew.")
                 self.residents.rebuild(now_ms)
+            self._watch_clock(now_ms)
             self.residents.advance(now_ms)
             self.dispatcher.reap()
             if all(self.lease_holds(keeper) for keeper in self.keepers):
@@ -223,6 +243,13 @@ class Engine:
         more = more or handed != self.stats.counts["dispatched"]
         with self.lock:
             self._arm(more=more)
+
+    def _watch_clock(self, now_ms: int) -> None:
+        """A clock that was set moves the window over the store's rows."""
+        offset_ms = now_ms - self.clock.monotonic() * 1000
+        if abs(offset_ms - self._offset_ms) > STEP_MS:
+            self.pager.look_now()
+        self._offset_ms = offset_ms
 
     def _answers(self) -> bool:
         while self._calls:

@@ -61,6 +61,8 @@ class Keeper:
         self.answers_on_loop = False
         #: Called in any thread when something was gathered.
         self.on_gathered: Callable[[], None] = lambda: None
+        #: Called in the engine's turn when rows were given back.
+        self.on_released: Callable[[], None] = lambda: None
         #: Set while the worker stops: no turn will come, so nothing waits for one.
         self.direct = False
         self._clock, self._settings = clock, settings
@@ -168,11 +170,13 @@ class Keeper:
                 if keys:
                     store.release(owner, keys, redelivered=flag)
 
-        self.executor.submit("settle", call, self._settled, self._settled)
+        def settled(_: object) -> None:
+            self._settling = False
+            self.flush()
+            if releases:
+                self.on_released()
 
-    def _settled(self, _: object) -> None:
-        self._settling = False
-        self.flush()
+        self.executor.submit("settle", call, settled, settled)
 
     @property
     def idle(self) -> bool:

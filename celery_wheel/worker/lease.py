@@ -119,9 +119,9 @@ class Lease:
             logger.warning("The lease had run out; what was confirmed is confirmed anew.")
             self.on_lost()
         # By the wall clock, too: where it was set, leases by it have run out for everybody.
-        late = max(
-            asked_at - self._renewed[0], abs(asked_ms - self._renewed[1]) / 1000
-        ) > self._ttl_s
+        late = (
+            max(asked_at - self._renewed[0], abs(asked_ms - self._renewed[1]) / 1000) > self._ttl_s
+        )
         self._renewed = (asked_at, asked_ms)
         if self._missed:
             self._missed = False

@@ -8,7 +8,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from celery_wheel.stores.base import Filter
+from celery_wheel.task import PENDING
+
 if TYPE_CHECKING:
+    from celery_wheel.stores.base import Store
     from celery_wheel.task import DelayedTask
     from celery_wheel.worker.engine import Engine
     from celery_wheel.worker.keeper import Keeper
@@ -28,6 +32,7 @@ class Pager:
         self._engine, self._keeper = engine, keeper
         self._claiming = False
         self._more = True
+        self._again = False
         self._look_at = 0.0
 
     def look_soon(self) -> None:
@@ -37,7 +42,7 @@ class Pager:
 
     def look_now(self) -> None:
         """Rows are there that were not before."""
-        self._more, self._look_at = True, 0.0
+        self._more, self._again, self._look_at = True, True, 0.0
 
     @property
     def look_at(self) -> float | None:
@@ -60,11 +65,12 @@ class Pager:
         now_ms = engine.clock.wall_ms()
         until_ms = now_ms + engine.settings.horizon_ms
         owner = keeper.owner
-        self._claiming = True
+        self._claiming, self._again = True, False
 
         def claimed(rows: list[DelayedTask]) -> None:
             self._claiming = False
-            self._more = len(rows) >= limit
+            # Rows that were freed while the store was asked were not seen.
+            self._more = len(rows) >= limit or self._again
             every_s = min(LOOK_EVERY_S, engine.settings.horizon_ms / 2000)
             self._look_at = 0.0 if self._more else engine.clock.monotonic() + every_s
             for row in rows:
@@ -84,6 +90,32 @@ class Pager:
             "expiring", lambda store: store.next_expiring(now_ms, PAGE), self._expiring
         )
 
+    def recover(self) -> None:
+        """After an outage: take in rows that are ours without our knowing.
+
+        A call whose answer was lost was repeated: a claim gave other rows then, a put answered
+        that the rows were there already.
+        """
+        engine, keeper = self._engine, self._keeper
+        if keeper is None:
+            return
+        mine = Filter(owner=keeper.owner)
+
+        def read(store: Store) -> list[DelayedTask]:
+            rows, page = [], store.find(mine, PAGE)
+            while True:
+                rows += [row for row in page.rows if row.state == PENDING]
+                if page.cursor is None:
+                    return rows
+                page = store.find(mine, PAGE, page.cursor)
+
+        def found(rows: list[DelayedTask]) -> None:
+            for row in rows:
+                if row.key not in engine.residents.by_key:
+                    engine.hold(row, keeper, acked=False)
+
+        keeper.executor.submit("find", read, found)
+
     def _has_room(self) -> bool:
         engine = self._engine
         limit = engine.settings.resident_limit
@@ -102,7 +134,7 @@ class Pager:
         """RAM is full: give back some that are due after ``due_ms``; whether that was done."""
         engine = self._engine
         # Either way there are rows now that are to come as soon as there is room.
-        self._more = True
+        self._more = self._again = True
         some = max(1, engine.settings.resident_limit // 20)
         later = [
             item

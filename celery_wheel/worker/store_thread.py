@@ -101,7 +101,8 @@ class StoreThread:
     Args:
         store: used, opened and closed by the thread alone.
 
-    :attr:`wake` is called from the thread when an answer waits.
+    :attr:`wake` is called from the thread when an answer waits, :attr:`on_recovered` when
+    the store answers again after calls had to be repeated.
 
     Thread-safety: :meth:`submit` and :meth:`stop` from any thread, :meth:`drain` by one.
     """
@@ -111,6 +112,7 @@ class StoreThread:
         self.healthy = True
         self.timings = Timings()
         self.wake: Callable[[], None] = lambda: None
+        self.on_recovered: Callable[[], None] = lambda: None
         self._clock = clock
         self._calls: deque[tuple[str, Call, Done | None, Failed | None]] = deque()
         self._answers: deque[tuple[Done, Any]] = deque()
@@ -215,6 +217,7 @@ class StoreThread:
         if not self.healthy:
             self.healthy = True
             logger.warning("The store answers again; delayed tasks go on.")
+            self.on_recovered()
         if done is not None:
             self._answers.append((done, answer))
             self.wake()
