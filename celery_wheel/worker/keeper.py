@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from celery_wheel.clock import Clock
 from celery_wheel.stores.base import Cancelled, PutResult, Ref, Store
@@ -155,20 +155,6 @@ class Keeper:
         if not settles and not releases:
             return
         self._settling = True
-        seen_until_ms = self._clock.wall_ms() + self._settings.seen_ttl_ms
-        plain = [key for key, seen in settles if not seen]
-        seen = [key for key, seen in settles if seen]
-        owner = self.owner
-
-        def call(store: Any) -> None:
-            if plain:
-                store.settle(plain)
-            if seen:
-                store.settle(seen, seen_until_ms)
-            for flag in (False, True):
-                keys = [key for key, redelivered in releases if redelivered is flag]
-                if keys:
-                    store.release(owner, keys, redelivered=flag)
 
         def settled(_: object) -> None:
             self._settling = False
@@ -176,7 +162,25 @@ class Keeper:
             if releases:
                 self.on_released()
 
-        self.executor.submit("settle", call, settled, settled)
+        self.executor.submit("settle", self._sending(settles, releases), settled, settled)
+
+    def _sending(
+        self, settles: list[tuple[bytes, bool]], releases: list[tuple[bytes, bool]]
+    ) -> Callable[[Store], None]:
+        seen_until_ms = self._clock.wall_ms() + self._settings.seen_ttl_ms
+        owner = self.owner
+
+        def call(store: Store) -> None:
+            for leaves_tombstone in (False, True):
+                keys = [key for key, seen in settles if seen is leaves_tombstone]
+                if keys:
+                    store.settle(keys, seen_until_ms if leaves_tombstone else None)
+            for redelivered in (False, True):
+                keys = [key for key, flag in releases if flag is redelivered]
+                if keys:
+                    store.release(owner, keys, redelivered=redelivered)
+
+        return call
 
     @property
     def idle(self) -> bool:
