@@ -162,23 +162,23 @@ class Keeper:
             if releases:
                 self.on_released()
 
-        self.executor.submit("settle", self._sending(settles, releases), settled, settled)
+        self.executor.submit("settle", self._ending(settles, releases), settled, settled)
 
-    def _sending(
+    def _ending(
         self, settles: list[tuple[bytes, bool]], releases: list[tuple[bytes, bool]]
     ) -> Callable[[Store], None]:
-        seen_until_ms = self._clock.wall_ms() + self._settings.seen_ttl_ms
+        """The store's part of a batch of ends."""
         owner = self.owner
+        seen_until_ms = self._clock.wall_ms() + self._settings.seen_ttl_ms
 
         def call(store: Store) -> None:
-            for leaves_tombstone in (False, True):
-                keys = [key for key, seen in settles if seen is leaves_tombstone]
+            for flag, until_ms in ((False, None), (True, seen_until_ms)):
+                keys = [key for key, seen in settles if seen is flag]
                 if keys:
-                    store.settle(keys, seen_until_ms if leaves_tombstone else None)
-            for redelivered in (False, True):
-                keys = [key for key, flag in releases if flag is redelivered]
+                    store.settle(keys, until_ms)
+                keys = [key for key, redelivered in releases if redelivered is flag]
                 if keys:
-                    store.release(owner, keys, redelivered=redelivered)
+                    store.release(owner, keys, redelivered=flag)
 
         return call
 
