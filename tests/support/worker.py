@@ -10,6 +10,7 @@ import uuid
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -85,6 +86,7 @@ class Worker:
     ) -> None:
         self.app = app
         self.nodename = name or f"w-{uuid.uuid4().hex[:8]}@test"
+        self._remote_control = conf.get("worker_enable_remote_control", True)
         self._ready = folder / f"ready-{uuid.uuid4().hex[:8]}"
         argv = [str(Path(sys.executable).parent / "celery"), "-A", "tests.support.app", "worker"]
         argv += ["-n", self.nodename, "-P", pool, "-c", str(concurrency), "-l", loglevel, *args]
@@ -111,6 +113,10 @@ class Worker:
             return self._ready.exists()
 
         wait_for(ready, timeout_s, every_s=0.02, what="the worker is ready")
+        if self._remote_control:
+            # Redis may take the mailbox's subscription a moment later: a broadcast is lost then.
+            ping = partial(self.inspect, "ping", timeout_s=0.5)
+            wait_for(ping, timeout_s, what="the worker answers a ping")
         return self
 
     def log(self) -> str:
