@@ -11,7 +11,6 @@ a tick costs what is due instead of what exists. For other schedulers there is
 from __future__ import annotations
 
 import sqlite3
-import time
 from typing import Any
 
 from celery import __version__
@@ -24,6 +23,7 @@ from celery_wheel.beats.entries import Schedule, WheelEntry, clocked, fingerprin
 from celery_wheel.beats.file import Run, ScheduleFile
 from celery_wheel.beats.mixin import RETRY_S, WheelSchedulerMixin, without_gc
 from celery_wheel.beats.settings import BeatSettings
+from celery_wheel.clock import SYSTEM_CLOCK
 
 __all__ = (
     "BeatSettings",
@@ -229,7 +229,7 @@ class WheelScheduler(WheelSchedulerMixin, PersistentScheduler):
         try:
             store.write(runs, [name for name in names if name not in schedule], durable=durable)
         except sqlite3.Error as exc:
-            now = time.monotonic()
+            now = SYSTEM_CLOCK.monotonic()
             if now - self._complained_at >= _COMPLAIN_EVERY_S:
                 self._complained_at = now
                 logger.error(
