@@ -37,10 +37,11 @@ class Bell:
                 os.write(self._write, b"\0")
 
     def _silence(self, *_: object) -> None:
-        # The flag first: a ring between the two writes one byte more, none is lost.
-        self._rung = False
+        # Read first: a byte written after the flag was cleared must not be read here. A ring
+        # between the two writes nothing, and needs nothing: the loop's turn follows.
         with suppress(OSError):
             os.read(self._read, 4096)
+        self._rung = False
 
     def callbacks_wait(self) -> bool:
         """Whether the loop has callbacks that it would sleep upon."""

@@ -292,8 +292,7 @@ class Engine:
         with self.lock:
             self.intake.drop()
             self.dispatcher.drop(self.broker_keeper)
-            self.broker_keeper.messages.clear()
-            self.broker_keeper.executor.store.release(self.broker_keeper.owner)
+            self.broker_keeper.forget_messages()
             self.renewal.forget()
 
     def close(self) -> None:

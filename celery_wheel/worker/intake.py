@@ -244,7 +244,7 @@ class Intake:
     def _delivery(self, message: Any) -> Delivery:
         consumer = self._consumer
         # A limit clamps the window, and a clamped raise can't be taken back exactly.
-        raised = consumer.qos if consumer.app.conf.worker_eta_task_limit is None else None
+        raised = consumer.qos if consumer.app.conf.get("worker_eta_task_limit") is None else None
         return Delivery(message, consumer.connection_errors, raised)
 
     def _task(self, request: Any, message: Any, queue: str, due_ms: int) -> DelayedTask:

@@ -122,6 +122,12 @@ class Keeper:
         """Broker custody: acknowledge the message of a row that is gone."""
         self._answer(key, Delivery.ack_log_error)
 
+    def forget_messages(self) -> None:
+        """Broker custody: the connection is gone, and with it what was held on it."""
+        keys = list(self.messages)
+        self.messages.clear()
+        self.executor.submit("forget", lambda store: store.settle(keys))
+
     def _answer(self, key: bytes, how: Callable[[Delivery], object]) -> None:
         # A channel belongs to the loop's thread; a pool's thread only leaves a note.
         delivery = self.messages.pop(key, None)
