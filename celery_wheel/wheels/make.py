@@ -5,12 +5,13 @@ from __future__ import annotations
 from typing import Any
 
 from celery_wheel.wheels.base import Wheel
+from celery_wheel.wheels.hashed import HashedWheel
 from celery_wheel.wheels.hierarchical import HierarchicalWheel
 
 __all__ = ("WHEEL_KINDS", "make_wheel")
 
 #: What ``wheel_kind`` can be.
-WHEEL_KINDS: dict[str, Any] = {"hierarchical": HierarchicalWheel}
+WHEEL_KINDS: dict[str, Any] = {"hierarchical": HierarchicalWheel, "hashed": HashedWheel}
 
 
 def make_wheel(kind: str = "hierarchical", size: int = 4096, start_tick: int = 0) -> Wheel[Any]:

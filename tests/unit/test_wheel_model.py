@@ -11,7 +11,8 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
-from celery_wheel.wheels import hierarchical
+from celery_wheel.wheels import hashed, hierarchical
+from celery_wheel.wheels.hashed import HashedWheel
 from celery_wheel.wheels.hierarchical import PRESETS, HierarchicalWheel
 
 SIZES = [(2,), (4,), (8,), (3, 5), (16, 2), *PRESETS.values()]
@@ -140,6 +141,15 @@ class HierarchicalMachine(WheelMachine):
         self.start(HierarchicalWheel(sizes=sizes, start_tick=now, demote_ahead=ahead), now)
 
 
+class HashedMachine(WheelMachine):
+    @initialize(
+        size=st.sampled_from([1, 2, 4, 8, 512]),
+        now=st.one_of(st.integers(-300, 300), st.just(170_000_000_000)),
+    )
+    def make(self, size: int, now: int) -> None:
+        self.start(HashedWheel(size=size, start_tick=now), now)
+
+
 SETTINGS = settings(
     max_examples=80,
     stateful_step_count=50,
@@ -153,6 +163,8 @@ SETTINGS = settings(
 def short_parts(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(hierarchical, "PART_SIZE", 4)
     monkeypatch.setattr(hierarchical, "DEMOTE_LIMIT", 3)
+    monkeypatch.setattr(hashed, "PART_SIZE", 4)
+    monkeypatch.setattr(hashed, "SCAN_LIMIT", 7)
 
 
 def run(machine: type[RuleBasedStateMachine]) -> None:
@@ -169,6 +181,15 @@ def test_the_hierarchical_wheel_agrees_with_a_sorted_list() -> None:
 def test_big_buckets_and_tiny_limits_agree_with_a_sorted_list(short_parts: None) -> None:
     """The same where every bucket counts as big and every call stops for its limit."""
     run(HierarchicalMachine)
+
+
+def test_the_hashed_wheel_agrees_with_a_sorted_list() -> None:
+    """Whatever is done to the hashed wheel, it hands out what a sorted list would."""
+    run(HashedMachine)
+
+
+def make_hashed(rng: random.Random, now: int) -> Any:
+    return HashedWheel(size=rng.choice([1, 2, 4, 8, 64]), start_tick=now)
 
 
 def make_hierarchical(rng: random.Random, now: int) -> Any:
@@ -199,11 +220,23 @@ def walk(seed: int, make: Callable[[random.Random, int], Any]) -> None:
 
 def test_random_walks_over_the_hierarchical_wheel() -> None:
     """Many short walks among near ticks agree with the sorted list."""
-    for seed in range(400):
+    for seed in range(300):
         walk(seed, make_hierarchical)
 
 
 def test_random_walks_with_big_buckets(short_parts: None) -> None:
     """The same where every bucket counts as big."""
-    for seed in range(400, 800):
+    for seed in range(300, 700):
         walk(seed, make_hierarchical)
+
+
+def test_random_walks_over_the_hashed_wheel() -> None:
+    """Many short walks among near ticks agree with the sorted list."""
+    for seed in range(300):
+        walk(seed, make_hashed)
+
+
+def test_random_walks_over_the_hashed_wheel_with_tiny_limits(short_parts: None) -> None:
+    """The same where every visit stops for its limits."""
+    for seed in range(300, 600):
+        walk(seed, make_hashed)
