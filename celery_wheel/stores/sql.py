@@ -81,10 +81,6 @@ class SqlStore(Store):
             new = [task for task in unknown if task.key not in cancelled]
             if new:
                 self._insert(connection, new)
-            elif known:
-                # Whoever wrote those rows may have died before they were safe on disk; the
-                # caller acks them on our word, and only a commit of our own makes it good.
-                self.database.touch(connection)
         keys = frozenset(task.key for task in new)
         return PutResult(keys, frozenset(known), frozenset(cancelled))
 

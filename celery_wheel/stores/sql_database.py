@@ -66,6 +66,10 @@ class Database(ABC):
     def _begin(self, connection: sa.Connection, mode: Mode) -> None:
         """Begin a transaction of this kind on a connection that is in none."""
 
+    @abstractmethod
+    def _finish(self, connection: sa.Connection, mode: Mode) -> None:
+        """Do what has to be done last in a transaction of this kind."""
+
     def open(self) -> None:
         """Connect, and make the schema where there is none.
 
@@ -103,14 +107,10 @@ class Database(ABC):
             with connection.begin():
                 self._begin(connection, mode)
                 yield connection
+                self._finish(connection, mode)
         except DBAPIError as exc:
             self.close()
             raise self._translated(exc) from exc
-
-    def touch(self, connection: sa.Connection) -> None:
-        """Write a row as it is, so that the transaction is one that writes."""
-        meta = self.tables.meta
-        connection.execute(sa.update(meta).values(value=meta.c.value))
 
     def _connect(self) -> sa.Connection:
         if self._forked:
@@ -147,8 +147,8 @@ class Database(ABC):
 
     def _make_schema(self, connection: sa.Connection) -> int:
         self.tables.metadata.create_all(connection)
-        row = {"name": "schema", "value": SCHEMA_VERSION}
-        connection.execute(sa.insert(self.tables.meta), row)
+        rows = [{"name": "schema", "value": SCHEMA_VERSION}, {"name": "commits", "value": 0}]
+        connection.execute(sa.insert(self.tables.meta), rows)
         return SCHEMA_VERSION
 
     def _translated(self, exc: DBAPIError) -> Exception:

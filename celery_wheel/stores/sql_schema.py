@@ -27,7 +27,8 @@ share a database:
 ``<ns>_seen``
     Tombstones of keys that were settled while a copy may still come.
 ``<ns>_meta``
-    ``schema``: the version of this layout.
+    ``schema``: the version of this layout. ``commits``: a number that grows where a database
+    has to be given something to write (see :mod:`celery_wheel.stores.sqlite`).
 
 Instants are UTC milliseconds.
 """
@@ -180,9 +181,12 @@ def _tasks(metadata: sa.MetaData, namespace: str) -> sa.Table:
         sa.Column("owner", SafeText),
         sa.Column("redelivered", sa.SmallInteger, nullable=False),
     )
-    column = tasks.c
+    _indexes(namespace, tasks.c)
+    return tasks
 
-    def index(name: str, *columns: sa.Column[Any], where: Any = None, unique: bool = False) -> None:
+
+def _indexes(namespace: str, column: Any) -> None:
+    def index(name: str, *columns: Any, where: Any = None, unique: bool = False) -> None:
         sa.Index(
             f"{namespace}_ix_{name}",
             *columns,
@@ -199,7 +203,6 @@ def _tasks(metadata: sa.MetaData, namespace: str) -> sa.Table:
     index("owner", column.owner, where=column.owner.is_not(None))
     index("expires", column.expires_ms, where=pending & column.expires_ms.is_not(None))
     index("dispatched", column.due_ms, where=column.state == sa.literal_column("1"))
-    return tasks
 
 
 _STATES = (PENDING, DISPATCHED)

@@ -232,5 +232,5 @@ class Model(RuleBasedStateMachine):
 def test_a_store_agrees_with_its_model(kind):
     """Whatever the order of calls, the store answers as a plain dict of rows would."""
     machine = type("Machine", (Model,), {"kind": kind})
-    modest = settings(deadline=None, derandomize=True, max_examples=25, stateful_step_count=30)
+    modest = settings(deadline=None, derandomize=True, max_examples=15, stateful_step_count=30)
     run_state_machine_as_test(machine, settings=modest)
