@@ -1,0 +1,3 @@
+"""Benchmarks: `python -m benchmarks`. None of them runs in CI."""
+
+from __future__ import annotations
