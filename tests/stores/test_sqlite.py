@@ -193,6 +193,29 @@ def test_a_locked_file_is_unavailable_and_passes(path, monkeypatch):
     store.close()
 
 
+def test_opening_goes_on_while_others_make_the_file(path, monkeypatch):
+    """Opening is tried again while the file is locked, for a while, and then refused."""
+    monkeypatch.setattr(sqlite, "BUSY_TIMEOUT_S", 0.01)
+    attempts = []
+
+    class Patient(sqlite.SqliteDatabase):
+        def _open_file(self):
+            attempts.append(1)
+            if len(attempts) == 3:
+                rude.execute("ROLLBACK")
+            return super()._open_file()
+
+    with closing(sqlite3.connect(path, isolation_level=None)) as rude:
+        rude.execute("BEGIN EXCLUSIVE")
+        database = Patient(path, "celery_wheel")
+        database.open()
+        database.close()
+        rude.execute("BEGIN EXCLUSIVE")
+        monkeypatch.setattr(sqlite, "OPEN_TIMEOUT_S", 0.0)
+        with pytest.raises(StoreUnavailable, match="locked"):
+            database.open()
+
+
 def test_a_vanished_file_is_made_anew(store, path):
     """After the file was deleted the store fails once, then goes on with an empty one."""
     put(store)
