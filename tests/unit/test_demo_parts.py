@@ -142,6 +142,9 @@ def test_a_message_in_the_folder_appears_whole(tmp_path):
         for number in range(3):
             queue.put({"number": number})
         assert all(path.suffix == ".msg" for path in (tmp_path / "messages").iterdir())
-        assert [queue.get(timeout=1).payload["number"] for _ in range(3)] == [0, 1, 2]
+        messages = [queue.get(timeout=1) for _ in range(3)]
+        assert [message.payload["number"] for message in messages] == [0, 1, 2]
+        for message in messages:
+            message.ack()
         queue.close()
     assert not list((tmp_path / "messages").iterdir())
