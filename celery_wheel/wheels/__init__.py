@@ -1,1 +1,20 @@
-"""Timing wheels: pure data structures, standard library only."""
+"""Timing wheels, and timers on them: standard library only."""
+
+from __future__ import annotations
+
+from celery_wheel.wheels.base import Level, Node, Wheel
+from celery_wheel.wheels.hashed import HashedWheel
+from celery_wheel.wheels.hashed_timer import HashedWheelTimer, Timeout
+from celery_wheel.wheels.hierarchical import HierarchicalWheel
+from celery_wheel.wheels.make import make_wheel
+
+__all__ = (
+    "HashedWheel",
+    "HashedWheelTimer",
+    "HierarchicalWheel",
+    "Level",
+    "Node",
+    "Timeout",
+    "Wheel",
+    "make_wheel",
+)
