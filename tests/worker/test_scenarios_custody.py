@@ -109,7 +109,7 @@ def test_a_warm_shutdown_hands_over(worker, publish, probes):
     first = worker()
     for _ in range(500):
         publish("probe", "far", countdown=3600)
-    publish("probe", "near", countdown=6)
+    publish("probe", "near", countdown=15)
     first.wait_held(501, 30)
     asked = time.monotonic()
     assert first.stop() == 0
