@@ -8,7 +8,7 @@ HASH := $(shell cksum < pyproject.toml | tr -d ' ')
 STAMP := $(VENV)/.made-from-$(HASH)
 # Tests on real brokers mostly wait: a few more processes than cores pay.
 JOBS ?= 4
-BROKER ?= redis
+BROKER ?=
 CELERY_VERSIONS ?= 5.5 5.6 5.7
 
 .PHONY: help env servers lint format type unit test demo compat compat-smoke bench clean
@@ -44,11 +44,11 @@ type: env ## mypy --strict
 unit: env ## the tests that need no server
 	$(BIN)/pytest tests/unit -n 2
 
-test: env servers lint type ## everything: lint, types, all tests on private servers
+test: env servers lint type compat-smoke ## lint, types, the oldest Celery, all tests (own servers)
 	$(BIN)/pytest -n $(JOBS)
 
-demo: env servers ## a worker with the wheel, a few delayed tasks, a revoke (BROKER=redis|rabbitmq|…)
-	$(BIN)/python examples/demo.py $(BROKER)
+demo: env ## thousands of delayed tasks, a kill -9, a summary; no server (or BROKER=redis://…)
+	BROKER='$(BROKER)' $(BIN)/python -m celery_wheel.demo
 
 compat-smoke: servers ## the marked worker tests on the oldest supported Celery
 	@$(MAKE) --no-print-directory compat CELERY_VERSIONS=5.5

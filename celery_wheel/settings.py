@@ -212,7 +212,7 @@ class Settings:
     )
     seen_ttl_ms: int = _setting(
         "wheel_seen_ttl",
-        _DAY_S,
+        3600,
         _seconds(0),
         "How long a finished task is remembered, so that a late copy from the broker is dropped.",
     )
@@ -245,6 +245,19 @@ class Settings:
         "warn",
         _one_of("warn", "error", "ignore"),
         "What a start-up check that fails does: log a warning, stop the worker, or nothing.",
+    )
+
+    beat_missed: str = _setting(
+        "wheel_beat_missed",
+        "stock",
+        _one_of("stock", "skip", "once", "all"),
+        "Beat: what becomes of runs that fell due while beat was down or the clock was moved.",
+    )
+    beat_missed_cap: int = _setting(
+        "wheel_beat_missed_cap",
+        100,
+        _whole(1, 100_000),
+        'Beat: how many missed runs of one entry `"all"` makes up for at most.',
     )
 
     @property

@@ -24,7 +24,7 @@ FLOORS = (
     ("errors", "clock", "task"),
     ("envelope", "settings", "wheels"),
     ("stores",),
-    ("_compat",),
+    ("_compat", "remote"),
     ("worker", "timer", "beat", "beats", "cli", "metrics", "testing"),
 )
 #: These rooms know nothing of Celery; the first set nothing but the standard library.
