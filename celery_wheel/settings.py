@@ -247,6 +247,12 @@ class Settings:
         "What a start-up check that fails does: log a warning, stop the worker, or nothing.",
     )
 
+    metrics_port: int = _setting(
+        "wheel_metrics_port",
+        0,
+        _whole(0, 65_535),
+        "The port on which a worker shows Prometheus metrics (extra `metrics`); 0: nowhere.",
+    )
     beat_missed: str = _setting(
         "wheel_beat_missed",
         "stock",

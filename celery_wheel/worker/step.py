@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 from celery import bootsteps
@@ -11,6 +12,7 @@ from celery.worker.consumer.tasks import Tasks
 from celery_wheel import _compat
 from celery_wheel.clock import SYSTEM_CLOCK
 from celery_wheel.errors import WheelError
+from celery_wheel.metrics import serve
 from celery_wheel.stores import open_store
 from celery_wheel.stores.memory import MemoryStore
 from celery_wheel.worker import checks, control
@@ -44,6 +46,8 @@ class WheelStep(bootsteps.StartStopStep):
         if first:
             try:
                 c.wheel = build_engine(c)
+                if c.wheel_settings.metrics_port:
+                    serve(partial(control.brief, c.wheel), c.wheel_settings.metrics_port)
             except WheelError as exc:
                 logger.critical("celery-wheel can't start: %s", exc)
                 raise SystemExit(1) from exc
