@@ -7,8 +7,10 @@ from celery_wheel.wheels.hashed import HashedWheel
 from celery_wheel.wheels.hashed_timer import HashedWheelTimer, Timeout
 from celery_wheel.wheels.hierarchical import HierarchicalWheel
 from celery_wheel.wheels.make import make_wheel
+from celery_wheel.wheels.timer import Handle, WheelTimer
 
 __all__ = (
+    "Handle",
     "HashedWheel",
     "HashedWheelTimer",
     "HierarchicalWheel",
@@ -16,5 +18,6 @@ __all__ = (
     "Node",
     "Timeout",
     "Wheel",
+    "WheelTimer",
     "make_wheel",
 )
