@@ -89,5 +89,8 @@ class Ordered(Generic[T]):
         for chunk in self._chunks:
             yield from chunk
 
+    def __bool__(self) -> bool:
+        return bool(self._chunks)
+
     def __len__(self) -> int:
         return sum(map(len, self._chunks))

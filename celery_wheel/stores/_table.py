@@ -6,14 +6,18 @@ O(log n). Not thread-safe: :mod:`celery_wheel.stores.memory` holds a lock around
 
 from __future__ import annotations
 
+import heapq
 from collections import Counter
 from collections.abc import Iterable, Iterator
+from itertools import takewhile
 from operator import attrgetter
 
 from celery_wheel.stores._ordered import Ordered
 from celery_wheel.task import DISPATCHED, PENDING, DelayedTask
 
-__all__ = ("Table", "copy_of")
+__all__ = ("Table", "copy_of", "due_order")
+
+due_order = attrgetter("due_ms", "arrival", "key")
 
 
 def copy_of(task: DelayedTask, owner: str | None, state: str) -> DelayedTask:
@@ -38,12 +42,12 @@ def copy_of(task: DelayedTask, owner: str | None, state: str) -> DelayedTask:
 
 
 class Table:
-    """Rows by key, id, stamp, due time and expiry."""
+    """Rows by key, id, stamp, due time and expiry; those to claim by queue and due time."""
 
     def __init__(self) -> None:
         self.rows: dict[bytes, DelayedTask] = {}
-        self.by_due: Ordered[DelayedTask] = Ordered(attrgetter("due_ms", "arrival", "key"))
-        self.free: Ordered[DelayedTask] = Ordered(attrgetter("due_ms", "arrival", "key"))
+        self.by_due: Ordered[DelayedTask] = Ordered(due_order)
+        self.free: dict[str, Ordered[DelayedTask]] = {}
         self.expiring: Ordered[DelayedTask] = Ordered(attrgetter("expires_ms", "key"))
         self.dispatched: dict[bytes, DelayedTask] = {}
         self.owned: Counter[str] = Counter()
@@ -98,6 +102,12 @@ class Table:
         self.by_due.add(row)
         self._enter(row)
 
+    def claimable(self, queues: Iterable[str] | None, until_ms: int) -> Iterator[DelayedTask]:
+        """Pending rows without an owner, of these queues, in due order up to ``until_ms``."""
+        wanted = self.free if queues is None else dict.fromkeys(queues)
+        lines = [self.free[queue] for queue in wanted if queue in self.free]
+        return takewhile(lambda row: row.due_ms <= until_ms, heapq.merge(*lines, key=due_order))
+
     def of_ids(self, ids: Iterable[str]) -> Iterator[DelayedTask]:
         """Rows of these ids."""
         for task_id in ids:
@@ -119,7 +129,10 @@ class Table:
             self.dispatched[row.key] = row
             return
         if row.owner is None:
-            self.free.add(row)
+            free = self.free.get(row.queue)
+            if free is None:
+                free = self.free[row.queue] = Ordered(due_order)
+            free.add(row)
         if row.expires_ms is not None:
             self.expiring.add(row)
 
@@ -132,7 +145,10 @@ class Table:
             del self.dispatched[row.key]
             return
         if row.owner is None:
-            self.free.remove(row)
+            free = self.free[row.queue]
+            free.remove(row)
+            if not free:
+                del self.free[row.queue]
         if row.expires_ms is not None:
             self.expiring.remove(row)
 

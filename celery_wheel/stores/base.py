@@ -166,11 +166,22 @@ class Store(ABC):
         """
 
     @abstractmethod
-    def claim(self, owner: str, until_ms: int, limit: int) -> list[DelayedTask]:
+    def claim(
+        self,
+        owner: str,
+        until_ms: int,
+        limit: int,
+        *,
+        queues: Sequence[str] | None = None,
+        unknown: Sequence[str] = (),
+    ) -> list[DelayedTask]:
         """Take up to ``limit`` unowned pending rows with ``due_ms <= until_ms``.
 
-        In due order, then arrival. Two claimers never get the same row. Costs by what it
-        returns, not by what is pending.
+        Only rows whose source queue is one of ``queues`` (``None``: every queue), and of no
+        task whose name is in ``unknown``: what the claimer does not consume, or can't run, is
+        left for others. In due order, then arrival. Two claimers never get the same row.
+        Costs by what it returns and the number of queues; rows of other queues or due later
+        are never read. Rows of unknown tasks are stepped over one by one.
 
         On crash: the rows stay owned until the lease ends, then :meth:`reap` frees them. After
         an error the caller may own rows that it was not told of: :meth:`find` them by owner.

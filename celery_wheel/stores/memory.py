@@ -17,7 +17,7 @@ from typing import Any, TypeVar
 
 from celery_wheel.clock import SYSTEM_CLOCK, Clock
 from celery_wheel.stores._cursor import decode_cursor, encode_cursor
-from celery_wheel.stores._table import Table, copy_of
+from celery_wheel.stores._table import Table, copy_of, due_order
 from celery_wheel.stores.base import (
     Cancelled,
     Counts,
@@ -99,15 +99,22 @@ class MemoryStore(Store):
                     new.add(task.key)
         return PutResult(frozenset(new), frozenset(known), frozenset(cancelled - new))
 
-    def claim(self, owner: str, until_ms: int, limit: int) -> list[DelayedTask]:
+    def claim(
+        self,
+        owner: str,
+        until_ms: int,
+        limit: int,
+        *,
+        queues: Sequence[str] | None = None,
+        unknown: Sequence[str] = (),
+    ) -> list[DelayedTask]:
         """See :meth:`Store.claim`."""
+        skipped = set(unknown)
         with self._place.lock:
             table = self._place.table
-            found = []
-            for row in islice(table.free, max(limit, 0)):
-                if row.due_ms > until_ms:
-                    break
-                found.append(row)
+            free = table.claimable(queues, until_ms)
+            known = (row for row in free if row.name not in skipped)
+            found = list(islice(known, max(limit, 0)))
             for row in found:
                 table.change(row, PENDING, owner)
             return [_copy(row) for row in found]
@@ -296,8 +303,8 @@ class MemoryStore(Store):
         else:
             found = table.of_stamps(which.stamps or ())
         distinct = {row.key: row for row in found}
-        rows = sorted(distinct.values(), key=_order)
-        return (row for row in rows if _order(row) > bound)
+        rows = sorted(distinct.values(), key=due_order)
+        return (row for row in rows if due_order(row) > bound)
 
 
 def _fits(row: DelayedTask, which: Filter) -> bool:
@@ -310,10 +317,6 @@ def _fits(row: DelayedTask, which: Filter) -> bool:
         and which.queue in (None, row.queue)
         and which.owner in (None, row.owner)
     )
-
-
-def _order(row: DelayedTask) -> tuple[Any, ...]:
-    return (row.due_ms, row.arrival, row.key)
 
 
 def _bound(cursor: str) -> tuple[Any, ...]:

@@ -118,13 +118,32 @@ class SqlStore(Store):
             if task_id in ids or not stamps.isdisjoint(of_task)
         }
 
-    def claim(self, owner: str, until_ms: int, limit: int) -> list[DelayedTask]:
+    def claim(
+        self,
+        owner: str,
+        until_ms: int,
+        limit: int,
+        *,
+        queues: Sequence[str] | None = None,
+        unknown: Sequence[str] = (),
+    ) -> list[DelayedTask]:
         """See :meth:`Store.claim`."""
         if limit <= 0:
             return []
+        wanted: dict[str, Any] = {"until_ms": until_ms, "row_limit": limit}
+        free = self._sql.claimable
+        if unknown:
+            free, wanted["unknown"] = self._sql.claimable_known, list(unknown)
+        rows: list[Any] = []
         with self.database.transaction("write") as connection:
-            fixed = {"until_ms": until_ms, "row_limit": limit}
-            rows = connection.execute(self._sql.claimable, fixed).all()
+            if queues is None:
+                queues = list(self._free_queues(connection))
+            for queue in dict.fromkeys(queues):
+                rows += connection.execute(free, {"queue": queue, **wanted})
+                rows.sort(key=_in_order)
+                del rows[limit:]
+                if len(rows) == limit:
+                    wanted["until_ms"] = rows[-1].due_ms  # no later row has a place any more
             if rows:
                 owned = [{"row": row.seq, "by": owner} for row in rows]
                 connection.execute(self._sql.own, owned)
@@ -132,6 +151,12 @@ class SqlStore(Store):
         for task in tasks:
             task.owner = owner
         return tasks
+
+    def _free_queues(self, connection: sa.Connection) -> Iterator[str]:
+        queue = connection.scalar(self._sql.first_free_queue)
+        while queue is not None:
+            yield queue
+            queue = connection.scalar(self._sql.next_free_queue, {"after": queue})
 
     def confirm(self, owner: str, refs: Sequence[Ref], now_ms: int) -> set[bytes]:
         """See :meth:`Store.confirm`."""
@@ -286,7 +311,7 @@ class SqlStore(Store):
                 rows = list(connection.execute(query, {"row_limit": limit + 1}))
             else:
                 rows = list(_select(connection, query, "ids", which.ids, row_limit=limit + 1))
-                rows.sort(key=lambda row: (row.due_ms, row.arrival, row.seq))
+                rows.sort(key=_in_order)
         tasks = [task_of(row) for row in rows[:limit]]
         if len(rows) <= limit:
             return Page(tasks, None)
@@ -339,6 +364,10 @@ def _select(
     """Rows of a statement that takes a list under ``name``, however long the list is."""
     for chunk in _chunks(values):
         yield from connection.execute(statement, {name: chunk, **fixed}).all()
+
+
+def _in_order(row: Any) -> tuple[int, int, int]:
+    return row.due_ms, row.arrival, row.seq
 
 
 def _bound(cursor: str) -> tuple[int, int, int]:

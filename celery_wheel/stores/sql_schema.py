@@ -10,7 +10,8 @@ share a database:
     ======================  ==============================  ==================================
     index                   on, where                       for
     ======================  ==============================  ==================================
-    ``<ns>_ix_free``        due, arrival; pending, unowned  claim: costs by what it returns
+    ``<ns>_ix_free``        queue, due, arrival; pending,   claim: costs by what it returns
+                            unowned
     ``<ns>_ix_due``         due, arrival                    find, histogram, oldest due
     ``<ns>_ix_id``          id                              cancel, reschedule
     ``<ns>_ix_owner``       owner; owned                    release, reap
@@ -199,7 +200,8 @@ def _indexes(namespace: str, column: Any) -> None:
     index("key", column.key, unique=True)
     index("id", column.id)
     index("due", column.due_ms, column.arrival)
-    index("free", column.due_ms, column.arrival, where=pending & column.owner.is_(None))
+    by_queue = (column.queue, column.due_ms, column.arrival)
+    index("free", *by_queue, where=pending & column.owner.is_(None))
     index("owner", column.owner, where=column.owner.is_not(None))
     index("expires", column.expires_ms, where=pending & column.expires_ms.is_not(None))
     index("dispatched", column.due_ms, where=column.state == sa.literal_column("1"))

@@ -44,18 +44,10 @@ class Statements:
         tasks, stamps = self.tables.tasks, self.tables.stamps
         one, pending = tasks.c, tasks.c.state == _0
         self.in_order = (one.due_ms, one.arrival, one.seq)
+        self._about_claims(pending & one.owner.is_(None))
         self.put = sa.insert(tasks)
         self.put_stamps = sa.insert(stamps)
         self.known_keys = sa.select(one.key).where(one.key.in_(_list("keys")))
-        self.claimable = (
-            sa.select(tasks)
-            .where(pending, one.owner.is_(None), one.due_ms <= sa.bindparam("until_ms"))
-            .order_by(*self.in_order)
-            .limit(sa.bindparam("row_limit"))
-        )
-        self.own = (
-            sa.update(tasks).where(one.seq == sa.bindparam("row")).values(owner=sa.bindparam("by"))
-        )
         self.delete = sa.delete(tasks).where(one.key.in_(_list("keys")))
         self.delete_stamps = sa.delete(stamps).where(stamps.c.key.in_(_list("keys")))
         self.by_ids = sa.select(tasks).where(one.id.in_(_list("ids")))
@@ -75,6 +67,22 @@ class Statements:
             .where(*of_id, one.due_ms != sa.bindparam("to_ms"))
             .values(due_ms=sa.bindparam("to_ms"), version=one.version + 1, owner=None)
         )
+
+    def _about_claims(self, free: sa.ColumnElement[bool]) -> None:
+        tasks, one = self.tables.tasks, self.tables.tasks.c
+        self.claimable = (
+            sa.select(tasks)
+            .where(free, one.queue == sa.bindparam("queue"), one.due_ms <= sa.bindparam("until_ms"))
+            .order_by(*self.in_order)
+            .limit(sa.bindparam("row_limit"))
+        )
+        self.claimable_known = self.claimable.where(one.name.not_in(_list("unknown")))
+        self.own = (
+            sa.update(tasks).where(one.seq == sa.bindparam("row")).values(owner=sa.bindparam("by"))
+        )
+        #: The queues of free rows, from one to the next: no row in between is read.
+        self.first_free_queue = sa.select(sa.func.min(one.queue)).where(free)
+        self.next_free_queue = self.first_free_queue.where(one.queue > sa.bindparam("after"))
 
     def _about_fences(self) -> None:
         tasks = self.tables.tasks

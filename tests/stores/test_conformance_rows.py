@@ -172,6 +172,45 @@ def test_claim_gives_no_row_twice(store, other):
     assert [row.owner for row in everything(store)] == ["w1"] * 3 + ["w2"] * 3
 
 
+def test_claim_follows_the_queues(store):
+    """Only rows of the named queues are taken; in due order over all of them; none for none."""
+    names = ("a", "b", "c", "a", "b", "", "c")
+    store.put([task(f"{name}{n}", NOW + n, queue=name) for n, name in enumerate(names)], NOW)
+    assert store.claim("w1", LATER, 10, queues=[]) == []
+    assert store.claim("w1", LATER, 10, queues=["no such queue"]) == []
+    assert ids(store.claim("w1", LATER, 3, queues=["c", "a", "a"])) == ["a0", "c2", "a3"]
+    assert ids(store.claim("w1", NOW + 1, 9, queues=["a", "b", "c"])) == ["b1"]
+    assert ids(store.claim("w2", LATER, 9, queues=["", "b"])) == ["b4", "5"]
+    assert ids(store.claim("w2", LATER, 9)) == ["c6"]
+
+
+def test_claim_of_every_queue_keeps_the_order(store):
+    """Without queues rows of all of them come in due order, then arrival, up to the limit."""
+    store.put([task(f"t{n}", NOW + n // 2, queue=f"q{n % 3}") for n in range(9)], NOW)
+    assert ids(store.claim("w1", NOW + 3, 5)) == ["t0", "t1", "t2", "t3", "t4"]
+    assert ids(store.claim("w1", NOW + 3, 9)) == ["t5", "t6", "t7"]
+
+
+def test_claim_skips_unknown_tasks(store):
+    """Rows of tasks that the claimer does not know are left, and do not count to the limit."""
+    rows = [task(f"t{n}", NOW + n, name=f"n{n % 3}", queue=f"q{n % 2}") for n in range(9)]
+    store.put(rows, NOW)
+    assert ids(store.claim("w1", LATER, 2, unknown=["n0", "never put"])) == ["t1", "t2"]
+    assert ids(store.claim("w1", LATER, 9, queues=["q0"], unknown=["n0"])) == ["t4", "t8"]
+    assert store.claim("w1", LATER, 9, unknown=["n0", "n1", "n2"]) == []
+    assert ids(store.claim("w2", LATER, 9)) == ["t0", "t3", "t5", "t6", "t7"]
+
+
+def test_freed_rows_are_claimable_by_their_queue(store):
+    """Released and moved rows come back under the queue they have, and no other."""
+    (row,) = claimed(store, task("a", queue="q1"))
+    store.release("w1", [row.key])
+    assert store.claim("w2", LATER, 9, queues=["q2"]) == []
+    assert ids(store.claim("w2", LATER, 9, queues=["q1"])) == ["a"]
+    store.reschedule("a", NOW + 5)
+    assert ids(store.claim("w1", NOW + 5, 9, queues=["q2", "q1"])) == ["a"]
+
+
 def test_claim_leaves_owned_and_dispatched_rows(store):
     """Rows put under an owner, and rows handed over, are not claimable."""
     dispatched(store, task("a"))

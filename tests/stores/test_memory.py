@@ -18,8 +18,9 @@ def test_nothing_is_left_of_rows_that_are_gone():
     store.put([task("c")], NOW)
     store.settle([row.key for row in store._place.table.by_due])
     table = store._place.table
-    indexes = (table.rows, table.by_due, table.free, table.expiring, table.owned)
-    assert [len(index) for index in (*indexes, table._by_id, table._by_stamp)] == [0] * 7
+    assert table.free == {}
+    indexes = (table.rows, table.by_due, table.expiring, table.owned)
+    assert [len(index) for index in (*indexes, table._by_id, table._by_stamp)] == [0] * 6
 
 
 def test_leases_go_by_the_monotonic_clock():

@@ -20,14 +20,16 @@ from tests.stores.stores import KINDS
 OWNERS = st.sampled_from(["w1", "w2", "w3"])
 IDS = st.sampled_from([f"id{n}" for n in range(6)])
 STAMPS = st.sampled_from(["s=1", "s=2", "t=1"])
+QUEUES = st.none() | st.lists(st.sampled_from(["q0", "q1", "q2"]), max_size=3)
+NAMES = st.just([]) | st.lists(st.sampled_from(["n0", "n1"]), max_size=1)
 TIMES = st.integers(NOW, NOW + 12)
 NUMBERS = st.integers(0, 11)
 TASKS = st.builds(
     lambda n, **fields: DelayedTask(
         key=bytes([n]) * 16,
         id=f"id{n % 6}",
-        name="n",
-        queue="q",
+        name=f"n{n % 2}",
+        queue=f"q{n % 3}",
         envelope=bytes([n]),
         arrival=n,
         stamps=("s=1", "s=2")[: n % 3] if n % 2 else ("t=1",) * (n % 4 == 0),
@@ -96,12 +98,20 @@ class Model(RuleBasedStateMachine):
         result = self.store.put(tasks, now_ms)
         assert (result.new, result.known, result.cancelled) == (new, known, cancelled)
 
-    @rule(by=OWNERS, until_ms=TIMES, limit=st.integers(0, 5))
-    def claim(self, by, until_ms, limit):
-        free = [row for row in self.pending() if row.owner is None and row.due_ms <= until_ms]
+    @rule(by=OWNERS, until_ms=TIMES, limit=st.integers(0, 5), queues=QUEUES, unknown=NAMES)
+    def claim(self, by, until_ms, limit, queues, unknown):
+        free = [
+            row
+            for row in self.pending()
+            if row.owner is None
+            and row.due_ms <= until_ms
+            and (queues is None or row.queue in queues)
+            and row.name not in unknown
+        ]
         for row in free[:limit]:
             row.owner = by
-        assert self.store.claim(by, until_ms, limit) == free[:limit]
+        found = self.store.claim(by, until_ms, limit, queues=queues, unknown=unknown)
+        assert found == free[:limit]
 
     @rule(by=OWNERS, numbers=st.sets(NUMBERS), version=st.integers(0, 1), now_ms=TIMES)
     def confirm(self, by, numbers, version, now_ms):

@@ -26,7 +26,14 @@ def store(tmp_path):
     names = [None, "w1", "w2"]
     made.put(
         [
-            task(f"t{n}", NOW + n, stamps=(f"s={n % 7}",), expires_ms=LATER, owner=names[n % 3])
+            task(
+                f"t{n}",
+                NOW + n,
+                stamps=(f"s={n % 7}",),
+                expires_ms=LATER,
+                owner=names[n % 3],
+                queue=f"q{n % 4}",
+            )
             for n in range(300)
         ],
         NOW,
@@ -63,7 +70,8 @@ def plans(store: SqlStore, call: Callable[[SqlStore], Any]) -> list[str]:
 
 CALLS: dict[str, tuple[Callable[[SqlStore], Any], str]] = {
     "put": (lambda s: s.put([task("n", NOW, stamps=("s=1",))], NOW), "ix_key"),
-    "claim": (lambda s: s.claim("w1", LATER, 10), "ix_free"),
+    "claim": (lambda s: s.claim("w1", LATER, 10), "ix_free (queue=? AND due_ms<?"),
+    "claim of": (lambda s: s.claim("w1", LATER, 9, queues=["q1", "q2"], unknown=["n"]), "ix_free"),
     "confirm": (lambda s: s.confirm("w1", REFS, NOW), "ix_key"),
     "settle": (lambda s: s.settle(KEYS, LATER), "ix_key"),
     "release": (lambda s: s.release("w1", KEYS), "ix_key"),
