@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING, Any
 from celery.utils.log import get_logger
 
 from celery_wheel import _compat
+from celery_wheel.stores.base import Filter
+from celery_wheel.task import PENDING
 from celery_wheel.worker.residents import CONFIRMING, DUE, IN_FLIGHT, READY
 
 if TYPE_CHECKING:
@@ -123,8 +125,26 @@ class Announcer:
             self._engine.dispatcher.unready()
         self._engine.residents.remove(item)
 
+    def refused(self, keeper: Keeper, items: list[Item]) -> None:
+        """Due rows that the fence refused: forget those whose revoke is on record.
+
+        They were handed over when the cancel came, and were given back since.
+        """
+        owner, clock = keeper.owner, self._engine.clock
+        tasks = [item.task for item in items]
+
+        def deleted(rows: list[DelayedTask]) -> None:
+            self._gone(keeper, rows)
+
+        keeper.executor.submit(
+            "refused", lambda store: _forget_revoked(store, owner, tasks, clock.wall_ms()), deleted
+        )
+
     def _cancelled(self, keeper: Keeper, answer: Cancelled) -> None:
-        for row in answer.rows:
+        self._gone(keeper, answer.rows)
+
+    def _gone(self, keeper: Keeper, rows: list[DelayedTask]) -> None:
+        for row in rows:
             item = self._engine.residents.by_key.get(row.key)
             if item is not None:
                 self._detach(item)
@@ -159,6 +179,27 @@ class Announcer:
 
     def _mark(self, row: DelayedTask, reason: str) -> None:
         self._engine.app.backend.mark_as_revoked(row.id, reason)
+
+
+def _forget_revoked(
+    store: Store, owner: str, tasks: list[DelayedTask], now_ms: int
+) -> list[DelayedTask]:
+    """Delete and return those of some refused rows that only a tombstone keeps from running."""
+    refs = [(task.key, task.version) for task in tasks]
+    # Asked once more, because a row that was lost and claimed again since looks just the same.
+    confirmed = store.confirm(owner, refs, now_ms)
+    if confirmed:
+        store.release(owner, list(confirmed))
+    versions = dict(refs)
+    mine = Filter(ids=tuple({task.id for task in tasks}), owner=owner, due_before_ms=now_ms + 1)
+    refused = [
+        row.key
+        for row in store.find(mine, 1000).rows
+        if row.state == PENDING
+        and row.key not in confirmed
+        and versions.get(row.key) == row.version
+    ]
+    return store.forget(refused) if refused else []
 
 
 def _releasing(owner: str, keys: list[bytes]) -> Callable[[Store], int]:

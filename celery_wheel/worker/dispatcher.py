@@ -117,6 +117,7 @@ class Dispatcher:
     def _confirm(self, keeper: Keeper, items: list[Item]) -> None:
         self._confirming += 1
         refs = [(item.task.key, item.task.version) for item in items]
+        refused: list[Item] = []
 
         def confirmed(keys: set[bytes]) -> None:
             self._confirming -= 1
@@ -130,6 +131,9 @@ class Dispatcher:
                     self._engine.residents.place(item, self._engine.clock.wall_ms())
                 else:
                     self._engine.residents.remove(item)
+                    refused.append(item)
+            if refused:
+                self._engine.announcer.refused(keeper, refused)
 
         def failed(_: Exception) -> None:
             self._confirming -= 1
@@ -281,6 +285,11 @@ class Dispatcher:
 
     # -- what can't run here -------------------------------------------------------------------
 
+    @property
+    def unknown(self) -> tuple[str, ...]:
+        """Names of due tasks that are not registered here: not to be claimed."""
+        return tuple(self._unknown)
+
     def _park_unknown(self, item: Item) -> None:
         name = item.task.name
         if name not in self._unknown:
@@ -290,9 +299,13 @@ class Dispatcher:
                 "worker that knows it (is the module in `imports`/`include`?).",
                 name,
             )
-        self._engine.residents.move(item, PARKED)
         self._engine.stats.counts["parked"] += 1
-        self.parked.append(item)
+        if item.keeper.holds_messages:
+            # Given back, the broker would deliver it here again at once.
+            self._engine.residents.move(item, PARKED)
+            self.parked.append(item)
+        else:
+            self.give_back(item)
 
     def _park(self, item: Item, why: str) -> None:
         logger.error(
@@ -304,7 +317,10 @@ class Dispatcher:
     def unpark(self) -> None:
         """Tasks were registered: look again at those that were not."""
         parked, self.parked = self.parked, []
-        self._unknown.clear()
+        known = {name for name in self._unknown if self._engine.requests.knows(name)}
+        if known:
+            self._unknown -= known
+            self._engine.pager.look_now()
         for item in parked:
             if item.place == PARKED:
                 self._engine.residents.to_due(item)

@@ -107,8 +107,8 @@ class Engine:
         return self.store_keeper
 
     def queues(self) -> list[str]:
-        """The queues this worker consumes now."""
-        return list(self.app.amqp.queues.consume_from)
+        """The queues this worker consumes now, by the names that rows have."""
+        return [queue.name for queue in self.app.amqp.queues.consume_from.values()]
 
     def wants(self, task: DelayedTask, keeper: Keeper) -> bool:
         """Whether a new task is to be resident from the start."""
@@ -215,7 +215,8 @@ class Engine:
 
     def turn(self) -> None:
         """Do what there is to do, in bounded pieces, and arm the alarm for the rest."""
-        if not self.open or not (self._dirty or self.clock.monotonic() >= self._turn_at):
+        due = self._dirty or self.pager.queues_changed
+        if not self.open or not (due or self.clock.monotonic() >= self._turn_at):
             return
         self._dirty = False
         with self.lock:

@@ -34,6 +34,12 @@ class Pager:
         self._more = True
         self._again = False
         self._look_at = 0.0
+        self._queues: list[str] = []
+
+    @property
+    def queues_changed(self) -> bool:
+        """Whether this worker consumes other queues than at the last look."""
+        return self._keeper is not None and self._engine.queues() != self._queues
 
     def look_soon(self) -> None:
         """Room was made, or rows were freed: look at the next turn if there may be more."""
@@ -56,6 +62,9 @@ class Pager:
     def look(self) -> None:
         """Claim a page if it is time and there is room for one."""
         engine, keeper = self._engine, self._keeper
+        if self.queues_changed:
+            self._queues = engine.queues()
+            self.look_now()
         if keeper is None or self._claiming or engine.clock.monotonic() < self._look_at:
             return
         if not self._has_room():
@@ -65,6 +74,7 @@ class Pager:
         now_ms = engine.clock.wall_ms()
         until_ms = now_ms + engine.settings.horizon_ms
         owner = keeper.owner
+        wanted = {"queues": self._queues, "unknown": engine.dispatcher.unknown}
         self._claiming, self._again = True, False
 
         def claimed(rows: list[DelayedTask]) -> None:
@@ -82,7 +92,7 @@ class Pager:
 
         keeper.executor.submit(
             "claim",
-            lambda store: store.claim(owner, until_ms, limit),
+            lambda store: store.claim(owner, until_ms, limit, **wanted),
             claimed,
             failed,
         )
