@@ -7,16 +7,14 @@ import random
 import uuid
 from dataclasses import dataclass
 
-__all__ = ("LULL_AT", "Planned", "make_plan")
+__all__ = ("Planned", "make_plan")
 
 #: The part of the tasks that come due while the demo watches.
 NEAR_PART = 0.6
 #: Seconds from the start of publishing until the first is due.
-LEAD_S = 2.0
-#: Tasks come due in the first part of each second, so that a moment comes in which none runs.
-BUSY_PART = 0.6
-#: After this part of the watched time nothing is due for some seconds: there the worker is killed.
-LULL_AT, LULL_S = 0.5, 1.5
+LEAD_S = 3.0
+#: Tasks come due in the first part of each period, so that moments come in which none runs.
+PERIOD_S, BUSY_PART = 3.0, 0.6
 #: Every how manieth is revoked, of those that are due late enough for it and of the far ones.
 REVOKE_EVERY = 10
 #: The far ones are spread from a minute to a year, as many in each power of ten.
@@ -25,7 +23,7 @@ FAR_S = (60.0, 365 * 86_400.0)
 
 @dataclass(frozen=True, slots=True)
 class Planned:
-    """One task. ``offset_s`` counts from the start of publishing, a whole second of the clock."""
+    """One task. ``offset_s`` counts from the start of publishing."""
 
     id: str
     offset_s: float
@@ -37,7 +35,7 @@ def make_plan(tasks: int, seconds: float, dice: random.Random) -> list[Planned]:
     """``tasks`` tasks in due order; the near ones are due within ``seconds``."""
     near = math.ceil(tasks * NEAR_PART)
     last_s = max(LEAD_S + 1, seconds)
-    offsets = sorted(_placed(dice.uniform(LEAD_S, last_s), last_s) for _ in range(near))
+    offsets = sorted(_in_busy_part(dice.uniform(LEAD_S, last_s)) for _ in range(near))
     planned = [
         Planned(_new_id(dice), at, near=True, revoke=_chosen(number) and at > last_s * 0.7)
         for number, at in enumerate(offsets)
@@ -54,11 +52,9 @@ def _new_id(dice: random.Random) -> str:
     return str(uuid.UUID(int=dice.getrandbits(128), version=4))
 
 
-def _placed(at_s: float, last_s: float) -> float:
-    whole = math.floor(at_s)
-    at_s = whole + (at_s - whole) * BUSY_PART
-    lull_s = last_s * LULL_AT
-    return at_s + LULL_S if lull_s <= at_s < lull_s + LULL_S else at_s
+def _in_busy_part(at_s: float) -> float:
+    begin_s = math.floor(at_s / PERIOD_S) * PERIOD_S
+    return begin_s + (at_s - begin_s) * BUSY_PART
 
 
 def _chosen(number: int) -> bool:

@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from celery_wheel.clock import SYSTEM_CLOCK
 from celery_wheel.demo.app import TASK
 from celery_wheel.demo.ledger import Ledger, Summary
-from celery_wheel.demo.plan import LULL_AT, Planned
+from celery_wheel.demo.plan import Planned
 from celery_wheel.demo.screen import Screen
 from celery_wheel.demo.stage import Closed, Stage, Worker, WorkerFailed, pause
 from celery_wheel.demo.watch import Progress, Watcher
@@ -17,8 +17,8 @@ from celery_wheel.stores.base import Filter
 
 __all__ = ("Show",)
 
-#: The part of the watched time after which tasks are revoked.
-REVOKE_AT = 0.4
+#: Parts of the watched time after which tasks are revoked, and the worker is killed.
+REVOKE_AT, KILL_AT = 0.4, 0.5
 #: Seconds between a revoke and the nearest ETA it is still meant for.
 REVOKE_LEAD_S = 2.0
 #: Nothing may be due for so long after the kill -9: what runs just then runs twice anywhere.
@@ -88,8 +88,7 @@ class Show:
     def _publish(self) -> None:
         self._progress.what = "publishing"
         task = self._stage.app.tasks[TASK]
-        # Offsets are laid out in whole seconds of the clock.
-        self._start_ms = (SYSTEM_CLOCK.wall_ms() // 1000 + 1) * 1000
+        self._start_ms = SYSTEM_CLOCK.wall_ms()
         began = SYSTEM_CLOCK.monotonic()
         for planned in self._plan:
             if self._stage.closed:
@@ -129,7 +128,7 @@ class Show:
         self._say(f"revoked {len(chosen)}: their rows were gone after {took_ms:.0f} ms")
 
     def _kill_and_restart(self) -> tuple[int, int]:
-        self._wait_until(self._seconds * LULL_AT)
+        self._wait_until(self._seconds * KILL_AT)
         self._progress.what = "waiting for a moment in which no task runs"
         self._wait(self._calm, "a moment comes in which no task runs")
         worker = self._living_worker()
