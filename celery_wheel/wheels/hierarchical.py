@@ -165,7 +165,7 @@ class HierarchicalWheel(Generic[T]):
         At most ``limit`` items, with bounded work. While :attr:`behind` is ``True``, call
         again with the same tick for the rest.
         """
-        target = max(now_tick, self._now)
+        target = now_tick if now_tick > self._now else self._now
         bound = (target + 1) << _CODE_BITS
         heap = self._heap
         out: list[T] = []
@@ -189,9 +189,9 @@ class HierarchicalWheel(Generic[T]):
         if late:
             # An overflow bucket that has to be demoted yet must stay ahead of now.
             self._move_now((heap[0] >> _CODE_BITS) - (heap[0] & _CODE < _RUN))
-        else:
+        elif target > self._now:
             self._move_now(target)
-        self._behind = self._demote_early(target, moves) or late
+        self._behind = (bool(self._early) and self._demote_early(target, moves)) or late
         return out
 
     def next_expiry(self) -> int | None:
@@ -203,13 +203,13 @@ class HierarchicalWheel(Generic[T]):
         heap = self._heap
         while heap:
             key = heap[0]
-            part = self._front(key)
+            part = self._front(key) if self._full else self._buckets[key]
             if not part:
                 self._drop_first()
             elif part[0].part is None and key & _CODE == _RUN:
                 self._take_run((key >> _CODE_BITS) - 1, 1, [])
             else:
-                big = self._first_big()
+                big = self._first_big() if self._early else None
                 early = key if big is None else big - (self._demote_ahead << _CODE_BITS)
                 return min(key, early) >> _CODE_BITS
         return None
@@ -325,7 +325,8 @@ class HierarchicalWheel(Generic[T]):
         if run.dead * 2 > len(run):
             run.compact()
         if run:
-            self._file_run(run)
+            self._buckets[key := run[0].due_tick << _CODE_BITS | _RUN] = run
+            heappush(heap, key)
 
     def _file_run(self, run: Part[T]) -> None:
         self._buckets[key := run[0].due_tick << _CODE_BITS | _RUN] = run
