@@ -48,7 +48,7 @@ test: env servers lint type compat-smoke ## lint, types, the oldest Celery, all 
 	$(BIN)/pytest -n $(JOBS)
 
 demo: env ## thousands of delayed tasks, a kill -9, a summary; no server (or BROKER=redis://…)
-	BROKER='$(BROKER)' $(BIN)/python -m celery_wheel.demo
+	@BROKER='$(BROKER)' $(BIN)/python -m celery_wheel.demo
 
 compat-smoke: servers ## the marked worker tests on the oldest supported Celery
 	@$(MAKE) --no-print-directory compat CELERY_VERSIONS=5.5

@@ -48,7 +48,7 @@ def full(engine: Engine, found: list[tuple[Any, Any]]) -> dict[str, Any]:
         "held": sum(s["pending"] for _, s in found),
         "dispatched_rows": sum(s["dispatched"] for _, s in found),
         "oldest_overdue_s": round(max(0, now_ms - min(oldest)) / 1000, 3) if oldest else 0,
-        "horizon": dict(zip(_labels(), histogram, strict=True)),
+        "horizon": [list(pair) for pair in zip(_labels(), histogram, strict=True)],
         "levels": [
             {
                 "level": level.level,
