@@ -28,6 +28,7 @@ _CODE_BITS = 6
 _CODE = 63
 _TICK = 63
 _RUN = 62
+_NEVER = 1 << 1000
 
 _due_tick = attrgetter("due_tick")
 
@@ -115,6 +116,10 @@ class HierarchicalWheel(Generic[T]):
         self._full: dict[int, deque[Part[T]]] = {}
         #: Heap of the keys of big buckets that can be demoted; may hold stale ones.
         self._early: list[int] = []
+        #: The bucket of level 1 that was demoted last, sorted, and the key of its first entry.
+        self._run: Part[T] = Part()
+        self._run.dead = 0
+        self._run_key = _NEVER
         #: Before this tick single ticks may hold entries that are older than those of a bucket
         #: that begins there, so that one must not become a run.
         self._dealt_until = start_tick
@@ -165,33 +170,36 @@ class HierarchicalWheel(Generic[T]):
         At most ``limit`` items, with bounded work. While :attr:`behind` is ``True``, call
         again with the same tick for the rest.
         """
-        target = now_tick if now_tick > self._now else self._now
+        target = max(self._now, now_tick)
         bound = (target + 1) << _CODE_BITS
         heap = self._heap
         out: list[T] = []
         moves = DEMOTE_LIMIT
-        while heap and heap[0] < bound and moves > 0 and len(out) < limit:
-            key = heap[0]
-            code = key & _CODE
-            if code == _RUN:
-                self._take_run(target, limit, out)
+        while moves > 0 and len(out) < limit:
+            key = heap[0] if heap else _NEVER
+            if self._run_key < key:
+                if self._run_key >= bound:
+                    break
+                self._take_run(min(target, key >> _CODE_BITS), limit, out)
+            elif key >= bound:
+                break
             elif not (part := self._front(key)):
-                self._drop_first()
+                del self._buckets[heappop(heap)]
                 moves -= 1
-            elif code == _TICK:
+            elif key & _CODE == _TICK:
                 for node in part.take_front(limit - len(out)):
                     out.append(node.item)
                     node.item = node.part = None  # type: ignore[assignment]
             else:
                 moves -= self._demote(key, moves)
         self._live -= len(out)
-        late = bool(heap) and heap[0] < bound
-        if late:
+        first = min(heap[0] if heap else _NEVER, self._run_key)
+        if first < bound:
             # An overflow bucket that has to be demoted yet must stay ahead of now.
-            self._move_now((heap[0] >> _CODE_BITS) - (heap[0] & _CODE < _RUN))
+            self._move_now((first >> _CODE_BITS) - (first & _CODE < _RUN))
         elif target > self._now:
             self._move_now(target)
-        self._behind = (bool(self._early) and self._demote_early(target, moves)) or late
+        self._behind = (bool(self._early) and self._demote_early(target, moves)) or first < bound
         return out
 
     def next_expiry(self) -> int | None:
@@ -201,29 +209,28 @@ class HierarchicalWheel(Generic[T]):
         one can begin to be demoted; at or before :attr:`now_tick` means at once.
         """
         heap = self._heap
-        while heap:
-            key = heap[0]
-            part = self._front(key) if self._full else self._buckets[key]
-            if not part:
-                self._drop_first()
-            elif part[0].part is None and key & _CODE == _RUN:
-                self._take_run((key >> _CODE_BITS) - 1, 1, [])
-            else:
-                big = self._first_big() if self._early else None
-                early = key if big is None else big - (self._demote_ahead << _CODE_BITS)
-                return min(key, early) >> _CODE_BITS
-        return None
+        while heap and not (self._front(heap[0]) if self._full else self._buckets[heap[0]]):
+            del self._buckets[heappop(heap)]
+        run = self._run
+        if self._run_key != _NEVER and (not run or run[0].part is None):
+            self._take_run((self._run_key >> _CODE_BITS) - 1, 1, [])
+        first = min(heap[0] if heap else _NEVER, self._run_key)
+        if first == _NEVER:
+            return None
+        if self._early and (big := self._first_big()) is not None:
+            first = min(first, big - (self._demote_ahead << _CODE_BITS))
+        return first >> _CODE_BITS
 
     def occupancy(self) -> list[Level]:
         """Levels that hold something, nearest first. O(buckets)."""
-        counts: dict[int, list[int]] = {}
+        ticks = {node.due_tick for node in self._run.live()}
+        counts = {0: [len(ticks), len(self._run) - self._run.dead]} if ticks else {}
         for key in self._buckets:
-            nodes = [node for part in self._parts(key) for node in part.live()]
-            if nodes:
-                run = key & _CODE == _RUN
+            entries = sum(len(part) - part.dead for part in self._parts(key))
+            if entries:
                 row = counts.setdefault(_level(key), [0, 0])
-                row[0] += len({node.due_tick for node in nodes}) if run else 1
-                row[1] += len(nodes)
+                row[0] += 1
+                row[1] += entries
         return [
             Level(level, self._spans[level], buckets, entries)
             for level, (buckets, entries) in sorted(counts.items())
@@ -236,11 +243,12 @@ class HierarchicalWheel(Generic[T]):
             for part in self._parts(key):
                 nodes += part.live()[: max(limit - len(nodes), 0)]
             if len(nodes) >= limit:
-                break
-        return nodes
+                return nodes
+        return nodes + self._run.live()[::-1][: limit - len(nodes)]
 
     def __iter__(self) -> Iterator[WheelNode[T]]:
         """Every live node, in no order. Do not change the wheel meanwhile."""
+        yield from self._run.live()
         for key in self._buckets:
             for part in self._parts(key):
                 yield from part.live()
@@ -255,23 +263,16 @@ class HierarchicalWheel(Generic[T]):
         assert set(self._full) <= set(self._buckets), "a big bucket is a bucket"
         big = {key for key in self._full if key & _CODE < _RUN}
         assert big <= set(self._early), "a big bucket waits for its demotion"
-        live = 0
         for key in self._buckets:
             start, level = key >> _CODE_BITS, _level(key)
             assert level == 0 or start > self._now, "a bucket that has begun was demoted"
             for part in self._parts(key):
-                nodes = part.live()
-                ticks = [node.due_tick for node in nodes]
-                assert part.dead * 2 <= len(part), "half of a part lives"
-                assert part.dead == len(part) - len(nodes), "the dead are counted"
-                assert all(node.part is part for node in nodes), "a node knows its part"
-                if key & _CODE == _RUN:
-                    assert ticks == sorted(ticks), "a run is sorted"
-                    assert all(start <= tick < self._turn_ends[0] for tick in ticks)
-                else:
-                    assert all(start <= tick < start + self._spans[level] for tick in ticks)
-                live += len(nodes)
-        assert live == self._live, "live entries are counted"
+                _check_part(part, start, start + self._spans[level])
+        ticks = [node.due_tick for node in self._run]
+        assert ticks == sorted(ticks), "a run is sorted"
+        assert bool(ticks) <= (self._run_key != _NEVER), "a run is not forgotten"
+        _check_part(self._run, self._run_key >> _CODE_BITS, self._turn_ends[0])
+        assert sum(1 for _ in self) == self._live, "live entries are counted"
 
     def _parts(self, key: int) -> Iterator[Part[T]]:
         yield from self._full.get(key, ())
@@ -287,10 +288,6 @@ class HierarchicalWheel(Generic[T]):
             del self._full[key]
         return self._buckets[key]
 
-    def _drop_first(self) -> None:
-        """Forget the first bucket, which is empty."""
-        del self._buckets[heappop(self._heap)]
-
     def _new_part(self, key: int, part: Part[T]) -> Part[T]:
         """Put a full part aside and begin another; from here on the bucket is a big one."""
         full = self._full.get(key)
@@ -304,11 +301,9 @@ class HierarchicalWheel(Generic[T]):
         self._buckets[key] = new
         return new
 
-    def _take_run(self, target: int, limit: int, out: list[T]) -> None:
-        """Hand out of the first bucket, a run, what no other bucket comes before."""
-        heap = self._heap
-        run = self._buckets.pop(heappop(heap))
-        stop = min(target, heap[0] >> _CODE_BITS) if heap else target
+    def _take_run(self, stop: int, limit: int, out: list[T]) -> None:
+        """Hand out what of the run is due at or before ``stop``."""
+        run = self._run
         room = limit - len(out)
         count = 0
         for node in run:
@@ -324,22 +319,16 @@ class HierarchicalWheel(Generic[T]):
         del run[:count]
         if run.dead * 2 > len(run):
             run.compact()
-        if run:
-            self._buckets[key := run[0].due_tick << _CODE_BITS | _RUN] = run
-            heappush(heap, key)
-
-    def _file_run(self, run: Part[T]) -> None:
-        self._buckets[key := run[0].due_tick << _CODE_BITS | _RUN] = run
-        heappush(self._heap, key)
+        self._run_key = run[0].due_tick << _CODE_BITS | _RUN if run else _NEVER
 
     def _demote(self, key: int, moves: int) -> int:
         """Move up to ``moves`` entries to nearer wheels, oldest first; the work done, from 1."""
         if _level(key) > 1 or key in self._full or key >> _CODE_BITS < self._dealt_until:
             return self._deal_out(key, moves)
-        run = self._buckets[key]
-        self._drop_first()
+        # The last run has ended: its entries were due before this bucket began.
+        run = self._run = self._buckets.pop(heappop(self._heap))
         run.sort(key=_due_tick)
-        self._file_run(run)
+        self._run_key = run[0].due_tick << _CODE_BITS | _RUN
         return len(run)
 
     def _deal_out(self, key: int, moves: int) -> int:
@@ -399,3 +388,11 @@ class HierarchicalWheel(Generic[T]):
 
 def _level(key: int) -> int:
     return max(_RUN - (key & _CODE), 0)
+
+
+def _check_part(part: Part[T], start: int, end: int) -> None:
+    nodes = part.live()
+    assert part.dead * 2 <= len(part), "half of a part lives"
+    assert part.dead == len(part) - len(nodes), "the dead are counted"
+    assert all(node.part is part for node in nodes), "a node knows its part"
+    assert all(start <= node.due_tick < end for node in nodes), "an entry is within its bucket"
