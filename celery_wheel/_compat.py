@@ -227,7 +227,8 @@ def _redis_qos(channel: Any) -> Any | None:
 def redis_ack_many(messages: list[Any]) -> set[Any]:
     """Acknowledge messages of one Redis channel in one round trip.
 
-    Returns the tags that the server had, each acknowledged now; nothing for other transports.
+    Returns the tags, if the server had every one of them; nothing where it did not, and for
+    other transports.
     """
     qos = _redis_qos(messages[0].channel)
     if qos is None:
@@ -235,17 +236,14 @@ def redis_ack_many(messages: list[Any]) -> set[Any]:
     waiting = [message for message in messages if not message.acknowledged]
     if not waiting:
         return set()
+    tags = [message.delivery_tag for message in waiting]
     with qos.pipe_or_acquire() as pipe:
-        for message in waiting:
-            qos._remove_from_indices(message.delivery_tag, pipe)
-        answers = pipe.execute()
-    known = set()
-    for message, found in zip(waiting, answers[1::2], strict=True):
+        pipe.zrem(qos.unacked_index_key, *tags).hdel(qos.unacked_key, *tags)
+        found = pipe.execute()[1]
+    for message in waiting:
         super(type(qos), qos).ack(message.delivery_tag)
         message._state = "ACK"
-        if found:
-            known.add(message.delivery_tag)
-    return known
+    return set(tags) if found == len(set(tags)) else set()
 
 
 def redis_held_tags(channel: Any) -> bool:

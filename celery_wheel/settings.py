@@ -238,7 +238,7 @@ class Settings:
         "wheel_batch_wait",
         0.005,
         _seconds(0, 1, whole_ms=False),
-        "How long the first message of a batch waits for others at most.",
+        "How long a batch waits for another message; at most ten times that in all.",
     )
     checks: str = _setting(
         "wheel_checks",

@@ -48,8 +48,14 @@ class WheelMixin:
         super().__init__(*args, **kwargs)
 
     def wheel_stops(self: Any) -> bool:
-        """Whether the worker is stopping, rather than its connection being lost."""
-        return self.controller.blueprint.state != _compat.RUN
+        """Whether the worker is stopping, rather than its connection being lost.
+
+        Once it was asked to, there may be no pool any more: a cold shutdown ends it first.
+        """
+        asked = (state.should_stop, state.should_terminate)
+        return self.controller.blueprint.state != _compat.RUN or any(
+            one is not None and one is not False for one in asked
+        )
 
     # -- strategies ----------------------------------------------------------------------------
 

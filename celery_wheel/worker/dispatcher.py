@@ -71,9 +71,10 @@ class Dispatcher:
         """Confirm as many of the first due tasks as the pool can take soon."""
         if self._confirming or self._engine.clock.monotonic() < self.confirm_at:
             return
-        room = self._ahead() - self._ready_count
-        if room <= 0:
-            return
+        ahead = self._ahead()
+        if self._ready_count > ahead // 2:
+            return  # the pool has enough for now, and a few at a time cost a write each
+        room = ahead - self._ready_count
         picked: dict[Keeper, list[Item]] = {}
         for item in self._limits.take(room):
             picked.setdefault(item.keeper, []).append(item)

@@ -215,8 +215,10 @@ class Engine:
 
     def turn(self) -> None:
         """Do what there is to do, in bounded pieces, and arm the alarm for the rest."""
+        if not self.open or self._consumer.wheel_stops():
+            return
         due = self._dirty or self.pager.queues_changed
-        if not self.open or not (due or self.clock.monotonic() >= self._turn_at):
+        if not (due or self.clock.monotonic() >= self._turn_at):
             return
         self._dirty = False
         with self.lock:
@@ -280,6 +282,7 @@ class Engine:
             self.dispatcher.polling_at,
             self.dispatcher.confirm_at if self.dispatcher.confirm_at > now else None,
             *(line.due_at() for line in self.intake.lines.values()),
+            *(keeper.flush_at for keeper in self.keepers),
         ]
         wake_ms = self.residents.next_wake_ms()
         if wake_ms is not None:

@@ -29,6 +29,9 @@ __all__ = ("Intake", "Line")
 
 logger = get_logger(__name__)
 
+#: A batch that messages keep coming into waits this many times as long as for one message.
+MOST_WAITS = 10
+
 
 class _Captured:
     """What the strategy would have scheduled."""
@@ -64,18 +67,21 @@ class Line:
     def __init__(self, engine: Engine, keeper: Keeper) -> None:
         self._engine, self._keeper = engine, keeper
         self._waiting: list[tuple[DelayedTask, Delivery]] = []
-        self._since = 0.0
+        self._since = self._latest = 0.0
+        self._soonest_ms = 0
         self._committing: list[tuple[DelayedTask, Delivery]] | None = None
 
     def add(self, task: DelayedTask, delivery: Delivery) -> None:
         """Gather one message."""
+        self._latest = self._engine.clock.monotonic()
         if not self._waiting:
-            self._since = self._engine.clock.monotonic()
+            self._since, self._soonest_ms = self._latest, task.due_ms
+        self._soonest_ms = min(self._soonest_ms, task.due_ms)
         self._waiting.append((task, delivery))
         if len(self._waiting) >= self._engine.settings.batch_size:
             self._engine.wake()
         elif self._committing is None:
-            self._engine.by(self._since + self._engine.settings.batch_wait_s)
+            self._engine.by(self._due_at())
 
     def __len__(self) -> int:
         return len(self._waiting) + len(self._committing or ())
@@ -84,7 +90,18 @@ class Line:
         """When what waits has to be committed, monotonic seconds."""
         if not self._waiting or self._committing is not None:
             return None
-        return self._since + self._engine.settings.batch_wait_s
+        return self._due_at()
+
+    def _due_at(self) -> float:
+        """A wait after the latest message, but what is due soon is not kept waiting by others.
+
+        A spike comes with milliseconds between its messages, and each commit costs an fsync.
+        """
+        wait_s = self._engine.settings.batch_wait_s
+        most_s = MOST_WAITS * wait_s
+        if self._soonest_ms < self._engine.clock.wall_ms() + 2000 * most_s:
+            most_s = wait_s
+        return min(self._latest + wait_s, self._since + most_s)
 
     def commit(self, *, now: bool = False) -> None:
         """Commit what waits if the batch is full or old enough, or ``now``."""

@@ -28,6 +28,9 @@ __all__ = ("Keeper",)
 
 #: Ids that one call of the store cancels, so that other calls get their turn.
 CANCEL_CHUNK = 1000
+#: Seconds between two batches of ends: each costs the store a write, before which or after which
+#: what is due has to wait for its confirmation.
+SETTLE_EVERY_S = 0.01
 
 
 class Keeper:
@@ -69,6 +72,7 @@ class Keeper:
         self._settles: deque[tuple[bytes, bool]] = deque()
         self._releases: deque[tuple[bytes, bool]] = deque()
         self._settling = False
+        self._sent_at = float("-inf")
         self._answers: deque[tuple[Delivery, Callable[[Delivery], object]]] = deque()
 
     # -- intake --------------------------------------------------------------------------------
@@ -155,12 +159,13 @@ class Keeper:
         while self._answers:
             delivery, how = self._answers.popleft()
             how(delivery)
-        if self._settling and not self.direct:
+        if not self.direct and (self._settling or self._clock.monotonic() < (self.flush_at or 0)):
             return
         settles, releases = _take(self._settles), _take(self._releases)
         if not settles and not releases:
             return
         self._settling = True
+        self._sent_at = self._clock.monotonic()
 
         def settled(_: object) -> None:
             self._settling = False
@@ -169,6 +174,13 @@ class Keeper:
                 self.on_released()
 
         self.executor.submit("settle", self._ending(settles, releases), settled, settled)
+
+    @property
+    def flush_at(self) -> float | None:
+        """When the ends that wait may be sent, monotonic seconds; give-backs may at once."""
+        if not self._settles or self._releases or self._settling:
+            return None
+        return self._sent_at + SETTLE_EVERY_S
 
     def _ending(
         self, settles: list[tuple[bytes, bool]], releases: list[tuple[bytes, bool]]
