@@ -71,7 +71,7 @@ class HierarchicalWheel(Generic[T]):
     ``detach`` O(1), amortised; an entry moves at most once per level. One ``advance`` hands
     out ``limit`` items, demotes :data:`DEMOTE_LIMIT` entries, and drops as many empty buckets.
     A bucket with over a thousand entries starts to be demoted ``demote_ahead`` ticks before it is
-    due, so that the rest is short when the time comes. About 105 bytes per entry.
+    due, so that the rest is short when the time comes. About 100 bytes per entry with its tick.
 
     **Order.** Entries of one tick come out as they were scheduled: a bucket is a FIFO, the
     sort of a run is stable, and now never reaches the start of a bucket that still has to be
