@@ -90,6 +90,8 @@ class Dispatcher:
             self._confirm(keeper, items)
 
     def _ahead(self) -> int:
+        if not self._engine.dispatching:
+            return 0  # a cold shutdown may have ended the pool in the middle of this turn
         consumer = self._consumer
         multiplier = consumer.prefetch_multiplier or AHEAD_WITHOUT_LIMIT
         return max(1, int((consumer.pool.num_processes or 1) * multiplier))
@@ -171,7 +173,7 @@ class Dispatcher:
         """Ask for slots for what is confirmed. With a lock held only where a loop runs this."""
         semaphore = _compat.slot_semaphore(self._consumer.controller)
         if semaphore is None:
-            while self._engine.open and self._free_slots() > 0:
+            while self._engine.dispatching and self._free_slots() > 0:
                 with self._engine.lock:
                     item = self._pop()
                 if item is None or not self._hand_over(item, self._consumer.on_task_request):
@@ -185,7 +187,7 @@ class Dispatcher:
         self._tickets = max(0, self._tickets - 1)
         controller = self._consumer.controller
         process = _compat.released_on_accept(controller)
-        while self._engine.open:
+        while self._engine.dispatching:
             item = self._pop()
             if item is None:
                 break

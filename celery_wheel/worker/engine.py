@@ -98,6 +98,11 @@ class Engine:
         self._offset_ms = 0.0
         self._pause = threading.Event()
 
+    @property
+    def dispatching(self) -> bool:
+        """Whether tasks are still handed over; there may be no pool any more where not."""
+        return self.open and not self._consumer.wheel_stops()
+
     # -- what the parts ask --------------------------------------------------------------------
 
     def keeper_for(self, queue: str) -> Keeper:
@@ -215,7 +220,7 @@ class Engine:
 
     def turn(self) -> None:
         """Do what there is to do, in bounded pieces, and arm the alarm for the rest."""
-        if not self.open or self._consumer.wheel_stops():
+        if not self.dispatching:
             return
         due = self._dirty or self.pager.queues_changed
         if not (due or self.clock.monotonic() >= self._turn_at):
