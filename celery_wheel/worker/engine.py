@@ -306,6 +306,8 @@ class Engine:
 
     def close(self) -> None:
         """No more dispatching. What was received is committed, if the store answers soon."""
+        if not self.open:
+            return
         with self.lock:
             self.open = False
             give_up_at = self.clock.monotonic() + CLOSE_PATIENCE_S
@@ -322,8 +324,6 @@ class Engine:
     def finish(self, timeout_s: float) -> None:
         """After the pool is done: send what is left, free the rows, close the stores."""
         self.alarm.stop()
-        if self.lease is not None:
-            self.lease.stop(timeout_s)
         for keeper in self.keepers:
             keeper.executor.drain(1_000_000)
             keeper.flush()
@@ -331,7 +331,12 @@ class Engine:
             keeper, owner = self.store_keeper, self.store_keeper.owner
             keeper.executor.submit("release", lambda store: store.release(owner))
             keeper.executor.submit("end_lease", lambda store: store.end_lease(owner))
-            if not keeper.executor.stop(timeout_s):
+            if self.lease is not None:
+                self.lease.stop(0)
+            answers = keeper.executor.stop(timeout_s)
+            if answers and self.lease is not None:
+                self.lease.stop(timeout_s)
+            if not answers:
                 logger.warning(
                     "The store did not answer while the worker stopped; its tasks are free "
                     "when the lease ends (%s s).",
