@@ -9,7 +9,7 @@ from typing import Any
 
 __version__ = "0.1.0"
 
-__all__ = ("Consumer", "WheelMixin", "__version__")
+__all__ = ("Backlog", "Consumer", "WheelMixin", "__version__")
 
 
 def __getattr__(name: str) -> Any:
@@ -18,4 +18,8 @@ def __getattr__(name: str) -> Any:
         from celery_wheel.worker import consumer
 
         return getattr(consumer, name)
+    if name == "Backlog":
+        from celery_wheel.backlog import Backlog
+
+        return Backlog
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -55,10 +55,17 @@ def install(consumer: Any, engine: Engine) -> None:
         "revoke": revokes.revoke,
         "terminate": revokes.terminate,
         "revoke_by_stamped_headers": revokes.revoke_by_stamped_headers,
+        "wheel_look": partial(_look, engine),
         **{name: _waiting(engine, read) for name, read in deferred.items()},
     }
     if consumer.hub is not None:
         node.dispatch = _deferring(node, type(node).dispatch, deferred)
+
+
+def _look(engine: Engine, _state: Any, **_: Any) -> Any:
+    """Rows were moved from outside (``celery_wheel.Backlog``): look into the store now."""
+    engine.soon(engine.pager.look_now)
+    return stock.ok("looking")
 
 
 Reply = Callable[[Any], None]

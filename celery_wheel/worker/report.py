@@ -8,7 +8,7 @@ if TYPE_CHECKING:
     from celery_wheel.stores.base import Store
     from celery_wheel.worker.engine import Engine
 
-__all__ = ("brief", "full", "of_store")
+__all__ = ("brief", "full", "labels", "of_store")
 
 #: Edges of the horizon histogram, seconds from now.
 EDGES_S = (0, 1, 10, 60, 600, 3600, 86_400, 604_800)
@@ -48,7 +48,7 @@ def full(engine: Engine, found: list[tuple[Any, Any]]) -> dict[str, Any]:
         "held": sum(s["pending"] for _, s in found),
         "dispatched_rows": sum(s["dispatched"] for _, s in found),
         "oldest_overdue_s": round(max(0, now_ms - min(oldest)) / 1000, 3) if oldest else 0,
-        "horizon": [list(pair) for pair in zip(_labels(), histogram, strict=True)],
+        "horizon": [list(pair) for pair in zip(labels(), histogram, strict=True)],
         "levels": [
             {
                 "level": level.level,
@@ -66,6 +66,7 @@ def full(engine: Engine, found: list[tuple[Any, Any]]) -> dict[str, Any]:
     }
 
 
-def _labels() -> list[str]:
+def labels() -> list[str]:
+    """The names of the histogram's numbers."""
     names = ["overdue", *(f"under {edge} s" for edge in EDGES_S[1:])]
     return [*names, f"from {EDGES_S[-1]} s"]

@@ -15,12 +15,12 @@ from celery.worker.request import create_request_cls
 from kombu.message import Message
 
 from celery_wheel import _compat
-from celery_wheel.envelope import unpack
+from celery_wheel.envelope import Envelope, unpack
 
 if TYPE_CHECKING:
     from celery_wheel.task import DelayedTask
 
-__all__ = ("RequestFactory", "describe")
+__all__ = ("RequestFactory", "describe", "message_of")
 
 
 class RequestFactory:
@@ -80,20 +80,7 @@ class RequestFactory:
     def _unpacked(self, task: DelayedTask) -> tuple[Message, dict[str, Any]]:
         """The row as a message without a channel, and all its headers."""
         envelope = unpack(task.envelope)
-        delivery_info = dict(envelope.delivery_info)
-        delivery_info["redelivered"] = task.redelivered or bool(delivery_info.get("redelivered"))
-        # The body was decompressed on arrival; with the header kombu would do it once more.
-        headers = {k: v for k, v in envelope.headers.items() if k != "compression"}
-        message = Message(  # type: ignore[no-untyped-call]
-            body=envelope.body,
-            content_type=envelope.content_type,
-            content_encoding=envelope.content_encoding,
-            delivery_info=delivery_info,
-            properties=envelope.properties,
-            headers=headers,
-            accept=self._accept,
-        )
-        return message, envelope.headers
+        return message_of(task, envelope, self._accept), envelope.headers
 
     def _class(self, celery_task: Any) -> type:
         cls = self._classes.get(celery_task.name)
@@ -109,6 +96,23 @@ class RequestFactory:
             )
             cls = self._classes[celery_task.name] = _reporting(base, self._finished)
         return cls
+
+
+def message_of(task: DelayedTask, envelope: Envelope, accept: Any) -> Message:
+    """A row as a message without a channel; ``accept`` is what may be decoded."""
+    delivery_info = dict(envelope.delivery_info)
+    delivery_info["redelivered"] = task.redelivered or bool(delivery_info.get("redelivered"))
+    # The body was decompressed on arrival; with the header kombu would do it once more.
+    headers = {k: v for k, v in envelope.headers.items() if k != "compression"}
+    return Message(  # type: ignore[no-untyped-call]
+        body=envelope.body,
+        content_type=envelope.content_type,
+        content_encoding=envelope.content_encoding,
+        delivery_info=delivery_info,
+        properties=envelope.properties,
+        headers=headers,
+        accept=accept,
+    )
 
 
 def _reporting(base: Any, finished: Callable[[Any], None]) -> type:

@@ -21,14 +21,15 @@ MAX_FUNCTION = 40
 
 #: Rooms from the ground up. A module imports from its own room and from those before it.
 FLOORS = (
-    ("errors", "clock", "task"),
+    ("errors", "clock", "task", "instants"),
     ("envelope", "settings", "wheels"),
     ("stores",),
     ("_compat", "remote"),
-    ("worker", "timer", "beat", "beats", "cli", "metrics", "testing"),
+    ("worker", "timer", "beat", "beats", "metrics", "testing", "notice"),
+    ("drain", "backlog", "cli"),
 )
 #: These rooms know nothing of Celery; the first set nothing but the standard library.
-STDLIB_ONLY = {"errors", "clock", "task", "settings", "wheels"}
+STDLIB_ONLY = {"errors", "clock", "task", "instants", "settings", "wheels"}
 WITHOUT_CELERY = STDLIB_ONLY | {"envelope", "stores"}
 
 
