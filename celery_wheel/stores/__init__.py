@@ -13,14 +13,16 @@ DEFAULT_NAMESPACE = "celery_wheel"
 def open_store(url: str, namespace: str = DEFAULT_NAMESPACE) -> Store:
     """Make the store that a URL names; it is not connected before its ``open()``.
 
-    ``sqlite:///relative.db`` and ``sqlite:////absolute.db`` are files; ``memory://`` is a store
-    of this object and its siblings alone.
+    ``sqlite:///relative.db`` and ``sqlite:////absolute.db`` are files; ``redis://…``,
+    ``rediss://…`` and ``unix://…`` are Redis servers, as redis-py writes them; ``memory://`` is
+    a store of this object and its siblings alone.
 
     Raises:
-        ConfigError: no store has such a URL, or the namespace is no identifier.
+        ConfigError: no store has such a URL, the namespace is no identifier, or the package
+            that talks to the server is not installed.
     """
-    scheme, separator, rest = url.partition("://")
-    make = _MAKERS.get(scheme.partition("+")[0]) if separator else None
+    scheme, separator, _ = url.partition("://")
+    make = _MAKERS.get(scheme) if separator else None
     if make is None:
         # The URL itself may hold a password: it is not repeated.
         what = f"the scheme {scheme!r}" if separator else "a text without '://'"
@@ -28,13 +30,14 @@ def open_store(url: str, namespace: str = DEFAULT_NAMESPACE) -> Store:
             f"wheel_store is {what}, for which there is no store: "
             f"use {', '.join(f'{name}://' for name in _MAKERS)}"
         )
-    return make(rest, namespace)
+    return make(url, namespace)
 
 
-def _sqlite(rest: str, namespace: str) -> Store:
+def _sqlite(url: str, namespace: str) -> Store:
     from celery_wheel.stores.sql import SqlStore
     from celery_wheel.stores.sqlite import SqliteDatabase
 
+    rest = url.partition("://")[2]
     path = rest.removeprefix("/")
     if not rest.startswith("/") or path in ("", ":memory:") or "?" in path:
         raise ConfigError(
@@ -44,10 +47,29 @@ def _sqlite(rest: str, namespace: str) -> Store:
     return SqlStore(SqliteDatabase(path, namespace))
 
 
-def _memory(rest: str, namespace: str) -> Store:  # noqa: ARG001 - nothing to tell apart
+def _redis(url: str, namespace: str) -> Store:
+    try:
+        from celery_wheel.stores.redis import RedisStore
+    except ModuleNotFoundError as exc:
+        if exc.name != "redis":
+            raise
+        raise ConfigError(
+            "wheel_store is a Redis URL and the package redis is not installed: "
+            "pip install 'celery-wheel[redis]'"
+        ) from exc
+    return RedisStore(url, namespace)
+
+
+def _memory(url: str, namespace: str) -> Store:  # noqa: ARG001 - nothing to tell apart
     from celery_wheel.stores.memory import MemoryStore
 
     return MemoryStore()
 
 
-_MAKERS = {"sqlite": _sqlite, "memory": _memory}
+_MAKERS = {
+    "sqlite": _sqlite,
+    "redis": _redis,
+    "rediss": _redis,
+    "unix": _redis,
+    "memory": _memory,
+}

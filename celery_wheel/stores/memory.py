@@ -17,6 +17,7 @@ from typing import Any, TypeVar
 
 from celery_wheel.clock import SYSTEM_CLOCK, Clock
 from celery_wheel.stores._cursor import decode_cursor, encode_cursor
+from celery_wheel.stores._filter import fits
 from celery_wheel.stores._table import Table, copy_of, due_order
 from celery_wheel.stores.base import (
     Cancelled,
@@ -237,7 +238,7 @@ class MemoryStore(Store):
             near = self._candidates(which, bound)
             if before_ms is not None:
                 near = takewhile(lambda row: row.due_ms < before_ms, near)
-            fitting = (row for row in near if _fits(row, which))
+            fitting = (row for row in near if fits(row, which))
             rows = [_copy(row) for row in islice(fitting, max(limit, 0) + 1)]
         if len(rows) <= limit or limit <= 0:
             return Page(rows[: max(limit, 0)], None)
@@ -305,18 +306,6 @@ class MemoryStore(Store):
         distinct = {row.key: row for row in found}
         rows = sorted(distinct.values(), key=due_order)
         return (row for row in rows if due_order(row) > bound)
-
-
-def _fits(row: DelayedTask, which: Filter) -> bool:
-    if which.due_from_ms is not None and row.due_ms < which.due_from_ms:
-        return False
-    if which.stamps is not None and not set(row.stamps).intersection(which.stamps):
-        return False
-    return (
-        which.name in (None, row.name)
-        and which.queue in (None, row.queue)
-        and which.owner in (None, row.owner)
-    )
 
 
 def _bound(cursor: str) -> tuple[Any, ...]:

@@ -43,14 +43,12 @@ from typing import Any
 
 import sqlalchemy as sa
 
-from celery_wheel.errors import ConfigError
+from celery_wheel.stores._namespace import check_namespace
 from celery_wheel.task import DISPATCHED, PENDING, DelayedTask
 
 __all__ = ("SCHEMA_VERSION", "Tables", "make_tables", "stamps_of", "task_of", "values_of")
 
 SCHEMA_VERSION = 1
-
-_NAMESPACE = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,39}")
 
 # NUL and lone surrogates, which JSON can carry but no database stores in a text, are written
 # as an escape character and four hex digits; so is the escape character itself.
@@ -97,11 +95,7 @@ def make_tables(namespace: str) -> Tables:
     Raises:
         ConfigError: the namespace is no identifier.
     """
-    if not _NAMESPACE.fullmatch(namespace):
-        raise ConfigError(
-            f"wheel_namespace {namespace!r} can't begin table names: use up to 40 letters, "
-            "digits and underscores, not beginning with a digit"
-        )
+    check_namespace(namespace)
     metadata = sa.MetaData()
     return Tables(
         metadata,
@@ -211,8 +205,11 @@ _STATES = (PENDING, DISPATCHED)
 
 
 def stamps_of(text: str | None) -> tuple[str, ...]:
-    """Read the column ``stamps``."""
-    return tuple(json.loads(text)) if text else ()
+    """Read the column ``stamps``; a damaged one must not keep its page from being claimed."""
+    try:
+        return tuple(json.loads(text)) if text else ()
+    except ValueError:
+        return ()
 
 
 def task_of(row: Any) -> DelayedTask:

@@ -1,0 +1,157 @@
+"""A connection to a Redis server: scripts, errors, and what a server must be like.
+
+Thread-safety: one thread at a time. Fork-safety: a child that uses it makes a connection of
+its own, and closing it there closes nothing of the parent's.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from functools import cache
+from importlib import resources
+from typing import Any
+from urllib.parse import urlsplit
+
+import redis
+from redis import exceptions
+from redis.backoff import NoBackoff
+from redis.retry import Retry
+
+from celery_wheel.errors import ConfigError, SchemaVersionError, StoreError, StoreUnavailable
+from celery_wheel.stores._namespace import check_namespace
+from celery_wheel.stores.redis_rows import pack
+
+__all__ = ("SCHEMA_VERSION", "Server")
+
+SCHEMA_VERSION = 1
+#: Seconds until a server that does not answer counts as unreachable.
+TIMEOUT_S = 5.0
+
+#: Answers of a server that can't do it now, and will be able to later.
+_PASSING = re.compile(
+    r"\b(OOM|LOADING|READONLY|MISCONF|MASTERDOWN|NOREPLICAS|BUSY|TRYAGAIN|CLUSTERDOWN)\b"
+    r"|used memory > 'maxmemory'|read only replica|loading the dataset"
+)
+
+
+@cache
+def _script(name: str) -> str:
+    folder = resources.files("celery_wheel.stores") / "lua"
+    return "\n".join((folder / f"{part}.lua").read_text("utf-8") for part in ("lib", name))
+
+
+class Server:
+    """A server, or one database of it, under one namespace.
+
+    Args:
+        url: ``redis://``, ``rediss://`` or ``unix://``, with redis-py's options.
+        namespace: the prefix of all keys, in braces: in a cluster they share a slot.
+
+    Attributes:
+        where: the place, for messages; without a password.
+
+    Raises:
+        ConfigError: of the constructor, where the URL or the namespace can't be used.
+    """
+
+    def __init__(self, url: str, namespace: str) -> None:
+        check_namespace(namespace)
+        self.url, self.namespace = url, namespace
+        self.base = f"{{{namespace}}}:"
+        parts = urlsplit(url)
+        self.where = f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}{parts.path}"
+        self._client = self._make_client()
+        self._scripts: dict[str, Any] = {}
+
+    def _make_client(self) -> Any:
+        # Celery's broker URLs write CERT_NONE where redis-py writes none.
+        url = re.sub(r"(ssl_cert_reqs=)CERT_(\w+)", lambda m: m[1] + m[2].lower(), self.url)
+        try:
+            # No second try behind our back: a claim that is repeated takes other rows.
+            return redis.Redis.from_url(
+                url,
+                socket_timeout=TIMEOUT_S,
+                socket_connect_timeout=TIMEOUT_S,
+                retry=Retry(NoBackoff(), 0),
+            )
+        except (ValueError, exceptions.RedisError) as exc:
+            raise self._unusable(exc) from exc
+
+    def _unusable(self, exc: Exception) -> ConfigError:
+        return ConfigError(
+            f"wheel_store {self.where} can't be used ({exc}): write "
+            "redis://user:password@host:6379/0, rediss://… or unix:///path/to/redis.sock?db=0"
+        )
+
+    def key(self, name: str) -> str:
+        """The name of a key; see ``lua/lib.lua``."""
+        return self.base + name
+
+    def open(self) -> None:
+        """Connect, see whether the server forgets nothing, and make the layout if it is new.
+
+        Raises:
+            SchemaVersionError: a newer release made it.
+            StoreUnavailable: it can't be reached.
+            ConfigError: it can't be used until somebody changes something.
+        """
+        try:
+            memory = self.command("INFO", "memory")
+        except (TypeError, StoreError) as exc:
+            cause = exc.__cause__ or exc
+            wrong = (TypeError, exceptions.AuthenticationError, exceptions.NoPermissionError)
+            if isinstance(cause, wrong):
+                raise self._unusable(Exception(cause)) from exc
+            raise
+        policy = memory.get("maxmemory_policy", "noeviction")
+        if policy != "noeviction":
+            raise ConfigError(
+                f"wheel_store {self.where}: the server's maxmemory-policy is {policy}, with "
+                "which it deletes tasks when memory is short: set it to noeviction, or name "
+                "another server"
+            )
+        found = self.run("open", SCHEMA_VERSION)
+        if found > SCHEMA_VERSION:
+            self.close()
+            raise SchemaVersionError(found, SCHEMA_VERSION, self.where)
+
+    def close(self) -> None:
+        """Close the connection; the next call makes a new one."""
+        with suppress(exceptions.RedisError):
+            self._client.close()
+            self._client.connection_pool.disconnect()
+
+    def run(self, name: str, *arguments: Any) -> Any:
+        """Run the script of ``lua/<name>.lua``, one atomic step.
+
+        Raises:
+            StoreUnavailable: the server does not answer, or can't do it now.
+            StoreError: it refused.
+        """
+        script = self._scripts.get(name)
+        if script is None:
+            script = self._scripts[name] = self._client.register_script(_script(name))
+        with self._errors():
+            return script(keys=[self.base], args=[pack(arguments)])
+
+    def command(self, *words: Any) -> Any:
+        """Run one command.
+
+        Raises:
+            StoreUnavailable, StoreError: as :meth:`run` does.
+        """
+        with self._errors():
+            return self._client.execute_command(*words)
+
+    @contextmanager
+    def _errors(self) -> Iterator[None]:
+        try:
+            yield
+        except (exceptions.ConnectionError, exceptions.TimeoutError) as exc:
+            raise StoreUnavailable(f"the store {self.where} does not answer: {exc}") from exc
+        except exceptions.RedisError as exc:
+            if isinstance(exc, exceptions.ReadOnlyError) or _PASSING.search(str(exc)):
+                raise StoreUnavailable(f"the store {self.where} can't now: {exc}") from exc
+            raise StoreError(f"the store {self.where} refused a call: {exc}") from exc
