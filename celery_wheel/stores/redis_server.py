@@ -30,9 +30,15 @@ SCHEMA_VERSION = 1
 TIMEOUT_S = 5.0
 
 #: Answers of a server that can't do it now, and will be able to later.
-_PASSING = re.compile(
-    r"\b(OOM|LOADING|READONLY|MISCONF|MASTERDOWN|NOREPLICAS|BUSY|TRYAGAIN|CLUSTERDOWN)\b"
-    r"|used memory > 'maxmemory'|read only replica|loading the dataset"
+_PASSING = (
+    exceptions.ReadOnlyError,
+    exceptions.ClusterDownError,
+    exceptions.MasterDownError,
+    exceptions.TryAgainError,
+)
+#: The same in texts: not all have a class, and from within a script older servers give none.
+_PASSING_TEXT = re.compile(
+    r"\b(OOM|LOADING|READONLY|MISCONF|MASTERDOWN|NOREPLICAS|BUSY)\b|used memory > 'maxmemory'"
 )
 
 
@@ -60,14 +66,19 @@ class Server:
         check_namespace(namespace)
         self.url, self.namespace = url, namespace
         self.base = f"{{{namespace}}}:"
-        parts = urlsplit(url)
-        self.where = f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}{parts.path}"
+        scheme, _, rest = url.partition("?")[0].partition("://")
+        self.where = f"{scheme}://{rest.rpartition('@')[2]}"
         self._client = self._make_client()
         self._scripts: dict[str, Any] = {}
 
     def _make_client(self) -> Any:
         # Celery's broker URLs write CERT_NONE where redis-py writes none.
         url = re.sub(r"(ssl_cert_reqs=)CERT_(\w+)", lambda m: m[1] + m[2].lower(), self.url)
+        try:
+            urlsplit(url).port  # noqa: B018 - raises where it is no number
+        except ValueError:
+            # The reason is not repeated: it may be a piece of the password.
+            raise self._unusable("its port is no number; in a password write / as %2F") from None
         try:
             # No second try behind our back: a claim that is repeated takes other rows.
             return redis.Redis.from_url(
@@ -77,11 +88,11 @@ class Server:
                 retry=Retry(NoBackoff(), 0),
             )
         except (ValueError, exceptions.RedisError) as exc:
-            raise self._unusable(exc) from exc
+            raise self._unusable(str(exc)) from exc
 
-    def _unusable(self, exc: Exception) -> ConfigError:
+    def _unusable(self, why: str) -> ConfigError:
         return ConfigError(
-            f"wheel_store {self.where} can't be used ({exc}): write "
+            f"wheel_store {self.where} can't be used ({why}): write "
             "redis://user:password@host:6379/0, rediss://… or unix:///path/to/redis.sock?db=0"
         )
 
@@ -99,12 +110,13 @@ class Server:
         """
         try:
             memory = self.command("INFO", "memory")
-        except (TypeError, StoreError) as exc:
-            cause = exc.__cause__ or exc
-            wrong = (TypeError, exceptions.AuthenticationError, exceptions.NoPermissionError)
-            if isinstance(cause, wrong):
-                raise self._unusable(Exception(cause)) from exc
+            found = self.run("open", SCHEMA_VERSION)
+        except StoreUnavailable as exc:
+            if isinstance(exc.__cause__, exceptions.AuthenticationError):
+                raise self._unusable(str(exc.__cause__)) from exc
             raise
+        except (TypeError, StoreError) as exc:  # an option of the URL that there is not; a refusal
+            raise self._unusable(str(exc.__cause__ or exc)) from exc
         policy = memory.get("maxmemory_policy", "noeviction")
         if policy != "noeviction":
             raise ConfigError(
@@ -112,7 +124,6 @@ class Server:
                 "which it deletes tasks when memory is short: set it to noeviction, or name "
                 "another server"
             )
-        found = self.run("open", SCHEMA_VERSION)
         if found > SCHEMA_VERSION:
             self.close()
             raise SchemaVersionError(found, SCHEMA_VERSION, self.where)
@@ -152,6 +163,6 @@ class Server:
         except (exceptions.ConnectionError, exceptions.TimeoutError) as exc:
             raise StoreUnavailable(f"the store {self.where} does not answer: {exc}") from exc
         except exceptions.RedisError as exc:
-            if isinstance(exc, exceptions.ReadOnlyError) or _PASSING.search(str(exc)):
+            if isinstance(exc, _PASSING) or _PASSING_TEXT.search(str(exc)):
                 raise StoreUnavailable(f"the store {self.where} can't now: {exc}") from exc
             raise StoreError(f"the store {self.where} refused a call: {exc}") from exc
