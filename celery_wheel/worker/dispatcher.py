@@ -13,7 +13,6 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from celery.utils.log import get_logger
-from celery.worker import state
 from celery.worker.state import task_reserved
 
 from celery_wheel import _compat
@@ -26,6 +25,7 @@ from celery_wheel.worker.residents import (
     READY,
     Item,
 )
+from celery_wheel.worker.slots import Slots
 
 if TYPE_CHECKING:
     from celery_wheel.worker.engine import Engine
@@ -53,6 +53,7 @@ class Dispatcher:
 
     def __init__(self, engine: Engine, consumer: Any) -> None:
         self._engine, self._consumer = engine, consumer
+        self.slots = Slots(consumer)
         self._limits = RateLimits(consumer, engine.residents)
         self._ready: list[tuple[tuple[int, int, int], int, Item]] = []
         self._ready_count = 0
@@ -71,7 +72,9 @@ class Dispatcher:
         """Confirm as many of the first due tasks as the pool can take soon."""
         if self._confirming or self._engine.clock.monotonic() < self.confirm_at:
             return
-        ahead = self._ahead()
+        if self._engine.sharing.stuck:
+            return
+        ahead = self.ahead()
         if self._ready_count > ahead // 2:
             return  # the pool has enough for now, and a few at a time cost a write each
         room = ahead - self._ready_count
@@ -89,12 +92,12 @@ class Dispatcher:
         for keeper, items in picked.items():
             self._confirm(keeper, items)
 
-    def _ahead(self) -> int:
+    def ahead(self) -> int:
+        """How many tasks may be confirmed and wait for a slot."""
         if not self._engine.dispatching:
             return 0  # a cold shutdown may have ended the pool in the middle of this turn
-        consumer = self._consumer
-        multiplier = consumer.prefetch_multiplier or AHEAD_WITHOUT_LIMIT
-        return max(1, int((consumer.pool.num_processes or 1) * multiplier))
+        multiplier = self._consumer.prefetch_multiplier or AHEAD_WITHOUT_LIMIT
+        return max(1, int(self.slots.count * multiplier))
 
     def _pick(self) -> Item | None:
         """The first of the due line that may run now; others are put where they belong."""
@@ -171,9 +174,9 @@ class Dispatcher:
 
     def dispatch(self) -> None:
         """Ask for slots for what is confirmed. With a lock held only where a loop runs this."""
-        semaphore = _compat.slot_semaphore(self._consumer.controller)
+        semaphore = self.slots.semaphore
         if semaphore is None:
-            while self._engine.dispatching and self._free_slots() > 0:
+            while self._engine.dispatching and self._may_hand_over():
                 with self._engine.lock:
                     item = self._pop()
                 if item is None or not self._hand_over(item, self._consumer.on_task_request):
@@ -185,29 +188,31 @@ class Dispatcher:
 
     def _granted(self) -> None:
         self._tickets = max(0, self._tickets - 1)
-        controller = self._consumer.controller
-        process = _compat.released_on_accept(controller)
+        process = _compat.released_on_accept(self._consumer.controller)
         while self._engine.dispatching:
             item = self._pop()
             if item is None:
                 break
             if self._hand_over(item, process):
                 return
-        _compat.release_slot(controller)
+        self.slots.release()
+        self._engine.wake()
 
-    def _free_slots(self) -> int:
-        """Slots by counting. At most one of ours waits behind a full pool, so that a stream of
+    def _may_hand_over(self) -> bool:
+        """By counting. At most one of ours waits behind a full pool, so that a stream of
         immediate tasks can't starve those that are due."""
-        limit = self._consumer.pool.num_processes or 1
-        free = limit - len(state.reserved_requests)
-        if free <= 0 and not self.in_flight:
-            return 1
-        return int(free)
+        return self.slots.free() > 0 or not self.in_flight
+
+    def give_back_waiting(self) -> None:
+        """Let others have what is confirmed and waits behind a stuck pool."""
+        items = [i for i in self.waiting() if i.place == READY and not i.keeper.holds_messages]
+        self._ready_count -= len(items)
+        self._engine.give_back(items)
 
     @property
     def polling_at(self) -> float | None:
         """When to look for a free slot again, where the pool tells nobody."""
-        if not self._ready_count or _compat.slot_semaphore(self._consumer.controller) is not None:
+        if not self._ready_count or self.slots.semaphore is not None:
             return None
         return self._engine.clock.monotonic() + SLOT_POLL_S
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import threading
 from collections import deque
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from celery.utils.log import get_logger
@@ -24,6 +25,7 @@ from celery_wheel.worker.pager import Pager
 from celery_wheel.worker.renewal import Renewal
 from celery_wheel.worker.requests import RequestFactory
 from celery_wheel.worker.residents import CONFIRMING, IN_FLIGHT, READY, Item, Residents
+from celery_wheel.worker.sharing import Sharing
 from celery_wheel.worker.sources import Sources
 from celery_wheel.worker.stats import Stats
 
@@ -84,6 +86,7 @@ class Engine:
         self.requests = RequestFactory(consumer, self.dispatcher.finished)
         self.intake = Intake(self, consumer)
         self.pager = Pager(self, store_keeper)
+        self.sharing = Sharing(self)
         self.renewal = Renewal(self, broker_keeper)
         self.bell = Bell(consumer.hub) if consumer.hub is not None else None
         self.alarm = Alarm(clock, self._alarmed)
@@ -119,7 +122,7 @@ class Engine:
         """Whether a new task is to be resident from the start."""
         if keeper.holds_messages:
             return True
-        if task.due_ms > self.clock.wall_ms() + self.settings.horizon_ms:
+        if task.due_ms > self.clock.wall_ms() + self.sharing.horizon_ms:
             return False
         if len(self.residents) < self.settings.resident_limit:
             return True
@@ -135,6 +138,12 @@ class Engine:
             there = None
         if there is None:
             self.residents.add(Item(task, keeper, acked=acked), self.clock.wall_ms())
+
+    def give_back(self, items: list[Item]) -> None:
+        """Let others have items that wait here."""
+        for item in items:
+            self.residents.remove(item)
+            item.keeper.requeue(item, redelivered=False)
 
     def lease_holds(self, keeper: Keeper) -> bool:
         """Whether rows of a keeper may be handed over now without asking the store again."""
@@ -193,6 +202,11 @@ class Engine:
         """The store answers again after calls were repeated. From the store's thread."""
         self.soon(self.pager.recover)
 
+    def peers_seen(self, peers: int) -> None:
+        """How many others have leases. From the lease's thread."""
+        if peers != self.sharing.peers:
+            self.soon(partial(self.sharing.note, peers))
+
     def rows_freed(self) -> None:
         """Rows came free that this worker may claim. From the lease's thread."""
         self.soon(self.pager.look_now)
@@ -241,6 +255,7 @@ class Engine:
             more = self._answers() or more
             for keeper in self.keepers:
                 keeper.flush()
+            self.sharing.turn()
             self.pager.look()
             self.renewal.renew()
             self.announcer.work()
@@ -282,6 +297,7 @@ class Engine:
         now = self.clock.monotonic()
         instants = [
             self.pager.look_at,
+            self.sharing.turn_at,
             self.renewal.renew_at,
             self.dispatcher.next_token_at,
             self.dispatcher.polling_at,

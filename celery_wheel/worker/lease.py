@@ -31,7 +31,8 @@ class Lease:
 
     :attr:`on_lost` is called in the lease's thread when the lease had run out and others may
     have taken rows; :attr:`on_freed` when rows of dead owners were freed, :attr:`on_renewed`
-    when :meth:`holds` had said no since the last renewal.
+    when :meth:`holds` had said no since the last renewal, :attr:`on_peers` with the number of
+    other owners after each renewal.
 
     Thread-safety: :meth:`holds` and :meth:`kick` from any thread.
     """
@@ -41,6 +42,7 @@ class Lease:
         self.on_lost: Callable[[], None] = lambda: None
         self.on_freed: Callable[[], None] = lambda: None
         self.on_renewed: Callable[[], None] = lambda: None
+        self.on_peers: Callable[[int], None] = lambda _: None
         self._changed = threading.Condition()
         self._stopping = False
         self._kicked = False
@@ -131,6 +133,7 @@ class Lease:
             self._reap_at = asked_at + self._ttl_s / 2
         if asked_at >= self._reap_at and self._store.reap():
             self.on_freed()
+        self.on_peers(len(self._store.owners()) - 1)
 
     def _adopt(self) -> None:
         """Free the rows of owners on this host that are certainly dead."""

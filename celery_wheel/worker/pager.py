@@ -55,8 +55,10 @@ class Pager:
         """When to look next, monotonic seconds."""
         if self._keeper is None or self._claiming or not self._engine.open:
             return None
-        if self._look_at == 0.0 and not self._has_room():
-            return None  # what makes room calls look_soon()
+        if not self._has_room():
+            # What makes room calls look_soon(); but a slot that another's task frees tells nobody.
+            every_s = self._engine.sharing.look_every_s
+            return None if every_s is None else self._engine.clock.monotonic() + every_s
         return self._look_at
 
     def look(self) -> None:
@@ -69,10 +71,11 @@ class Pager:
             return
         if not self._has_room():
             return
-        room = engine.settings.resident_limit - len(engine.residents)
-        limit = min(PAGE, room)
+        limit = min(PAGE, engine.settings.resident_limit - len(engine.residents))
+        if engine.sharing.peers:
+            limit = min(limit, engine.sharing.page)
         now_ms = engine.clock.wall_ms()
-        until_ms = now_ms + engine.settings.horizon_ms
+        until_ms = now_ms + engine.sharing.horizon_ms
         owner = keeper.owner
         wanted = {"queues": self._queues, "unknown": engine.dispatcher.unknown}
         self._claiming, self._again = True, False
@@ -82,6 +85,7 @@ class Pager:
             # Rows that were freed while the store was asked were not seen.
             self._more = len(rows) >= limit or self._again
             every_s = min(LOOK_EVERY_S, engine.settings.horizon_ms / 2000)
+            every_s = engine.sharing.look_every_s or every_s
             self._look_at = 0.0 if self._more else engine.clock.monotonic() + every_s
             for row in rows:
                 engine.hold(row, keeper, acked=False)
@@ -128,6 +132,8 @@ class Pager:
 
     def _has_room(self) -> bool:
         engine = self._engine
+        if engine.sharing.peers and not engine.sharing.page:
+            return False
         limit = engine.settings.resident_limit
         room = limit - len(engine.residents)
         worthwhile = min(100, max(1, limit // 10))

@@ -209,6 +209,21 @@ class Residents:
             heapq.heappop(self._due)
         return None
 
+    def last_due(self, limit: int) -> list[Item]:
+        """Items of store custody from the end of the due line, left in it."""
+        line = (e for e in self._due if e[4].place == DUE and not e[4].keeper.holds_messages)
+        return [entry[4] for entry in heapq.nlargest(limit, line)]
+
+    def due_after(self, wall_ms: int) -> list[Item]:
+        """Items of store custody in the wheel that are due later."""
+        return [
+            item
+            for item in self
+            if item.place == WAITING
+            and item.task.due_ms > wall_ms
+            and not item.keeper.holds_messages
+        ]
+
     def oldest_due_ms(self) -> int | None:
         """The smallest due of the line. Walks it: for people, not for the loop."""
         return min((item.task.due_ms for item in self if item.place == DUE), default=None)

@@ -111,6 +111,7 @@ def build_engine(c: Any) -> Engine:
     lease = Lease(store.sibling(), owner, settings.lease_ttl_s, SYSTEM_CLOCK)
     engine = Engine(c, settings, store_keeper=keeper, broker_keeper=broker_keeper, lease=lease)
     lease.on_lost, lease.on_freed = engine.lost_lease, engine.rows_freed
-    lease.on_renewed, thread.on_recovered = engine.wake, engine.store_recovered
+    lease.on_renewed, lease.on_peers = engine.wake, engine.peers_seen
+    thread.on_recovered = engine.store_recovered
     lease.start()
     return engine
