@@ -102,8 +102,9 @@ class HashedWheel(Generic[T]):
             bucket = self._buckets[slot] = _Bucket(due_tick)
             heappush(self._visits, due_tick)
         elif due_tick < bucket.visit:
+            # A visit that has begun goes on: what it scanned holds nothing this early, and the
+            # new entry joins the last part, which is not scanned yet.
             bucket.visit = due_tick
-            bucket.restart()
             heappush(self._visits, due_tick)
         parts = bucket.parts
         if not parts or len(parts[-1]) >= PART_SIZE:
