@@ -12,7 +12,7 @@ from tests.support.processes import wait_for
 
 @on("redis-sqlite")
 def test_two_workers_share_a_storm(worker, publish, probes):
-    """Tasks of one minute, held before the second worker starts: both run a fair part, each once."""
+    """Tasks of one minute, held before the second worker starts: both run a fair part."""
     first = worker(concurrency=2)
     eta = datetime.now(timezone.utc) + timedelta(seconds=12)
     for _ in range(300):
