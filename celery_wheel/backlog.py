@@ -7,24 +7,21 @@ what is cancelled or moved here, the worker's own copy can't run any more.
 from __future__ import annotations
 
 import math
-import os
-import threading
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager, suppress
 from datetime import datetime, tzinfo
 from typing import Any
 
 from celery.utils.log import get_logger
 
 from celery_wheel.clock import SYSTEM_CLOCK, Clock
+from celery_wheel.connection import Connection
 from celery_wheel.drain import Drain, Drained
 from celery_wheel.envelope import unpack
-from celery_wheel.errors import ConfigError, CorruptRow
+from celery_wheel.errors import CorruptRow
 from celery_wheel.instants import LATEST_MS, iso, to_ms
 from celery_wheel.notice import Notices
 from celery_wheel.settings import Settings
-from celery_wheel.stores import open_store
-from celery_wheel.stores.base import Filter, Owner, Store
+from celery_wheel.stores.base import Filter, Owner
 from celery_wheel.task import DISPATCHED, DelayedTask
 from celery_wheel.worker import report
 
@@ -43,8 +40,6 @@ Shown = list[dict[str, Any]]
 Owners = list[Owner]
 Ids = list[str]
 When = datetime | str
-#: Opened before a fork: a child must neither use nor close them.
-_left_to_the_parent: list[Store] = []
 
 
 class Backlog:
@@ -57,15 +52,13 @@ class Backlog:
     ``wheel_store``, :class:`~celery_wheel.errors.StoreUnavailable` where the store does not
     answer (calling again is safe), and ``ValueError`` for arguments that make no sense.
 
-    Thread-safety: calls of several threads take turns. After a fork the child connects anew.
+    Thread-safety: calls of several threads take turns. Fork-safety: it disconnects before a
+    fork, and parent and child connect anew.
     """
 
     def __init__(self, app: Any, *, clock: Clock = SYSTEM_CLOCK) -> None:
         self.app, self._clock = app, clock
-        self._lock = threading.RLock()
-        self._store: Store | None = None
-        self._pid = 0
-        self._settings: Settings | None = None
+        self._connection = Connection(app)
 
     def __enter__(self) -> Backlog:
         return self
@@ -75,17 +68,12 @@ class Backlog:
 
     def close(self) -> None:
         """Disconnect; the next call connects again."""
-        with self._lock:
-            store, self._store = self._store, None
-            if store is not None and self._pid == os.getpid():
-                store.close()
+        self._connection.close()
 
     @property
     def settings(self) -> Settings:
         """The app's ``wheel_*`` settings, read once."""
-        if self._settings is None:
-            self._settings = Settings.from_app(self.app)
-        return self._settings
+        return self._connection.settings
 
     @property
     def zone(self) -> tzinfo:
@@ -98,7 +86,7 @@ class Backlog:
     def stats(self) -> dict[str, Any]:
         """Exact counts, how late the oldest task is, and how many are due when."""
         now_ms = self._clock.wall_ms()
-        with self._opened() as store:
+        with self._connection.opened() as store:
             counts, found = store.count(), report.of_store(store, now_ms)
         oldest_ms = found["oldest_due_ms"]
         overdue_ms = 0 if oldest_ms is None else max(0, now_ms - oldest_ms)
@@ -123,7 +111,7 @@ class Backlog:
         cursor = None
         while limit is None or limit > 0:
             size = CHUNK if limit is None else min(CHUNK, limit)
-            with self._opened() as store:
+            with self._connection.opened() as store:
                 page = store.find(which, size, cursor)
             yield page.rows
             cursor = page.cursor
@@ -206,7 +194,7 @@ class Backlog:
                 outcomes.update(self._outcomes(chunk))
                 continue
             until_ms = self._clock.wall_ms() + self.settings.revoke_ttl_ms
-            with self._opened() as store:
+            with self._connection.opened() as store:
                 answer = store.cancel(chunk, [], until_ms)
             # An id may be in several chunks of a filter: the first one had all its rows.
             for one, outcome in answer.outcomes.items():
@@ -247,7 +235,7 @@ class Backlog:
         Raises:
             WheelError: workers hold leases and ``force`` is off, or the broker failed.
         """
-        with self._opened() as store:
+        with self._connection.opened() as store:
             drain = Drain(
                 self.app, store, self.settings, clock=self._clock, force=force, progress=progress
             )
@@ -259,12 +247,12 @@ class Backlog:
 
     def migrate(self) -> str:
         """Make the schema, or bring it up to date; returns the store's URL. Repeating is safe."""
-        with self._opened():
+        with self._connection.opened():
             return self.settings.store_shown
 
     def owners(self) -> Owners:
         """Every worker with a lease on record, after those that ran out were cleared away."""
-        with self._opened() as store:
+        with self._connection.opened() as store:
             store.reap()
             return store.owners()
 
@@ -290,7 +278,7 @@ class Backlog:
 
     def clock_skew_ms(self) -> int | None:
         """How far this machine's clock is ahead of the store's; ``None``: the store can't tell."""
-        with self._opened() as store:
+        with self._connection.opened() as store:
             store_clock = getattr(store, "clock_ms", None)
             if store_clock is None:
                 return None
@@ -300,32 +288,6 @@ class Backlog:
         return None if told_ms is None else (before_ms + after_ms) // 2 - int(told_ms)
 
     # -- within --------------------------------------------------------------------------------
-
-    @contextmanager
-    def _opened(self) -> Iterator[Store]:
-        with self._lock:
-            if self._store is not None and self._pid != os.getpid():
-                _left_to_the_parent.append(self._store)
-                self._store = None
-            if self._store is None:
-                self._store, self._pid = self._open(), os.getpid()
-            yield self._store
-
-    def _open(self) -> Store:
-        url = self.settings.store_url
-        if url in (None, "broker://"):
-            raise ConfigError(
-                "no wheel_store is set, so the broker keeps delayed tasks: ask the workers with "
-                "`celery inspect wheel`, and revoke with `celery control revoke`"
-            )
-        store = open_store(url or "", self.settings.namespace)
-        try:
-            store.open()
-        except BaseException:
-            with suppress(Exception):
-                store.close()
-            raise
-        return store
 
     def _chunks(self, ids: Iterable[str] | str | None, which: dict[str, Any]) -> Iterator[Ids]:
         if ids is None:
@@ -350,7 +312,7 @@ class Backlog:
     def _move(self, ids: Iterable[str], due_ms: int) -> dict[str, str]:
         outcomes: dict[str, str] = {}
         for task_id in ids:
-            with self._opened() as store:
+            with self._connection.opened() as store:
                 moved = store.reschedule(task_id, max(0, due_ms))
             outcomes[task_id] = RESCHEDULED if moved else self._outcomes([task_id])[task_id]
         if RESCHEDULED in outcomes.values():
@@ -360,7 +322,7 @@ class Backlog:
     def _due_ms(self, countdown: float | None) -> int:
         seconds = float(countdown or 0)
         due_ms = self._clock.wall_ms() + max(0.0, seconds) * 1000
-        if not due_ms <= LATEST_MS:
+        if not (math.isfinite(seconds) and due_ms <= LATEST_MS):
             raise ValueError(f"countdown = {seconds:g}: give seconds, ending before the year 9999")
         return math.ceil(due_ms)
 

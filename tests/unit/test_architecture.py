@@ -24,6 +24,7 @@ FLOORS = (
     ("errors", "clock", "task", "instants"),
     ("envelope", "settings", "wheels"),
     ("stores",),
+    ("connection",),
     ("_compat", "remote"),
     ("worker", "timer", "beat", "beats", "metrics", "testing", "notice"),
     ("drain", "backlog", "cli"),
