@@ -82,7 +82,7 @@ def test_a_worker_in_this_process_on_memory(pool, tmp_path):
     )
     runs = []
 
-    @app.task(name="note")
+    @app.task(name=f"note-{uuid.uuid4().hex}")  # Celery has one table for all apps
     def note(label, due):
         runs.append((label, time.time() - due))
 
