@@ -10,6 +10,7 @@ from contextlib import contextmanager, suppress
 from typing import Any
 
 from celery_wheel.errors import ConfigError
+from celery_wheel.places import settings_of
 from celery_wheel.settings import Settings
 from celery_wheel.stores import open_store
 from celery_wheel.stores.base import Store
@@ -36,7 +37,7 @@ class Connection:
     def settings(self) -> Settings:
         """The app's ``wheel_*`` settings, read once."""
         if self._settings is None:
-            self._settings = Settings.from_app(self._app)
+            self._settings = settings_of(self._app)
         return self._settings
 
     @contextmanager

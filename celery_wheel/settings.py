@@ -164,8 +164,8 @@ class Settings:
         "wheel_store",
         None,
         _store_url(),
-        "Where delayed tasks are kept; `None` and `broker://` leave them with the broker, "
-        "unacknowledged.",
+        "Where delayed tasks are kept. `None`: in the broker's own Redis, else as `broker://`, "
+        "which leaves them with the broker, unacknowledged.",
         show=False,
     )
     namespace: str = _setting(
@@ -209,6 +209,13 @@ class Settings:
         15,
         _seconds(1, whole_ms=False),
         "The lease: how long after a worker's last sign of life its tasks go to other workers.",
+    )
+    broker_lease_s: float = _setting(
+        "wheel_broker_lease",
+        600,
+        _seconds(1, whole_ms=False),
+        "RabbitMQ, where it keeps the tasks: how long a message is held at most before it goes "
+        "back to the end of its queue; less than the broker's `consumer_timeout`.",
     )
     seen_ttl_ms: int = _setting(
         "wheel_seen_ttl",

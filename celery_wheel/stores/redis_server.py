@@ -12,7 +12,7 @@ from contextlib import contextmanager, suppress
 from functools import cache
 from importlib import resources
 from typing import Any
-from urllib.parse import urlsplit
+from urllib.parse import parse_qsl, urlencode, urlsplit
 
 import redis
 from redis import exceptions
@@ -48,11 +48,23 @@ def _script(name: str) -> str:
     return "\n".join((folder / f"{part}.lua").read_text("utf-8") for part in ("lib", name))
 
 
+def _without_prefix(url: str) -> tuple[str, str]:
+    """Take our own option out of a URL: what every key of the store begins with."""
+    start, _, query = url.partition("?")
+    options = parse_qsl(query, keep_blank_values=True)
+    prefix = "".join(value for name, value in options if name == "wheel_prefix")
+    if not prefix:
+        return url, ""
+    rest = urlencode([(name, value) for name, value in options if name != "wheel_prefix"])
+    return (f"{start}?{rest}" if rest else start), prefix
+
+
 class Server:
     """A server, or one database of it, under one namespace.
 
     Args:
-        url: ``redis://``, ``rediss://`` or ``unix://``, with redis-py's options.
+        url: ``redis://``, ``rediss://`` or ``unix://``, with redis-py's options, and
+            ``wheel_prefix``: a text that all keys begin with.
         namespace: the prefix of all keys, in braces: in a cluster they share a slot.
 
     Attributes:
@@ -65,15 +77,16 @@ class Server:
     def __init__(self, url: str, namespace: str) -> None:
         check_namespace(namespace)
         self.url, self.namespace = url, namespace
-        self.base = f"{{{namespace}}}:"
+        url, prefix = _without_prefix(url)
+        self.base = f"{prefix}{{{namespace}}}:"
         scheme, _, rest = url.partition("?")[0].partition("://")
         self.where = f"{scheme}://{rest.rpartition('@')[2]}"
-        self._client = self._make_client()
+        self._client = self._make_client(url)
         self._scripts: dict[str, Any] = {}
 
-    def _make_client(self) -> Any:
+    def _make_client(self, url: str) -> Any:
         # Celery's broker URLs write CERT_NONE where redis-py writes none.
-        url = re.sub(r"(ssl_cert_reqs=)CERT_(\w+)", lambda m: m[1] + m[2].lower(), self.url)
+        url = re.sub(r"(ssl_cert_reqs=)CERT_(\w+)", lambda m: m[1] + m[2].lower(), url)
         try:
             urlsplit(url).port  # noqa: B018 - raises where it is no number
         except ValueError:

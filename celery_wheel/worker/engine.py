@@ -19,7 +19,10 @@ from celery_wheel.clock import SYSTEM_CLOCK, Clock
 from celery_wheel.worker.alarm import Alarm
 from celery_wheel.worker.announcer import Announcer
 from celery_wheel.worker.bell import Bell
+from celery_wheel.worker.courier import Courier
+from celery_wheel.worker.dead_letters import DeadLetters
 from celery_wheel.worker.dispatcher import Dispatcher
+from celery_wheel.worker.errands import Errands
 from celery_wheel.worker.intake import Intake
 from celery_wheel.worker.pager import Pager
 from celery_wheel.worker.renewal import Renewal
@@ -88,18 +91,26 @@ class Engine:
         self.pager = Pager(self, store_keeper)
         self.sharing = Sharing(self)
         self.renewal = Renewal(self, broker_keeper)
+        self.courier = Courier()
+        self.errands = Errands(self.wake)
+        self.errands.on_idle = self.courier.close
+        self.dead_letters = DeadLetters(self)
         self.bell = Bell(consumer.hub) if consumer.hub is not None else None
         self.alarm = Alarm(clock, self._alarmed)
-        for keeper in self.keepers:
-            keeper.on_gathered = keeper.executor.wake = self.wake
-            keeper.answers_on_loop = self.bell is not None
-            keeper.on_released = self.pager.look_now
+        self._join_keepers()
         self._calls: deque[Callable[[], None]] = deque()
         self._lost = False
         self._dirty = True
         self._turn_at = 0.0
         self._offset_ms = 0.0
         self._pause = threading.Event()
+
+    def _join_keepers(self) -> None:
+        for keeper in self.keepers:
+            keeper.on_gathered = keeper.executor.wake = self.wake
+            keeper.answers_on_loop = self.bell is not None
+            keeper.on_released = self.pager.look_now
+            keeper.dead_letter = self.dead_letters.take
 
     @property
     def dispatching(self) -> bool:
@@ -281,6 +292,7 @@ class Engine:
             self._lost = False
             self.dispatcher.doubt(self.store_keeper)
             self.pager.look_now()
+        self.errands.drain()
         left = [keeper.executor.drain() for keeper in self.keepers]
         return any(left)
 
@@ -312,6 +324,14 @@ class Engine:
 
     # -- the connection, and the end -----------------------------------------------------------
 
+    def connected(self, connection: Any, renewal: type[Renewal]) -> None:
+        """The broker is there, for the first time or again."""
+        driver = connection.transport.driver_type
+        self.residents.low_first = driver == "redis"
+        self.dead_letters.possible = driver == "amqp"
+        self.courier.like = connection
+        self.renewal = renewal(self, self.broker_keeper)
+
     def connection_lost(self) -> None:
         """The broker's connection is gone: what it holds for us comes again."""
         with self.lock:
@@ -327,8 +347,9 @@ class Engine:
         with self.lock:
             self.open = False
             give_up_at = self.clock.monotonic() + CLOSE_PATIENCE_S
-            while self.intake.busy and self.clock.monotonic() < give_up_at:
+            while self._unfinished and self.clock.monotonic() < give_up_at:
                 self.intake.commit(now=True)
+                self.errands.drain()
                 for keeper in self.keepers:
                     keeper.executor.drain()
                 self._pause.wait(0.002)
@@ -337,9 +358,15 @@ class Engine:
                 keeper.flush()
         self.alarm.arm(None)
 
+    @property
+    def _unfinished(self) -> bool:
+        return self.intake.busy or self.renewal.busy
+
     def finish(self, timeout_s: float) -> None:
         """After the pool is done: send what is left, free the rows, close the stores."""
         self.alarm.stop()
+        self.errands.stop(timeout_s)
+        self.errands.drain()
         for keeper in self.keepers:
             keeper.executor.drain(1_000_000)
             keeper.flush()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -11,8 +12,9 @@ from celery.worker.consumer.tasks import Tasks
 
 from celery_wheel import _compat
 from celery_wheel.clock import SYSTEM_CLOCK
-from celery_wheel.errors import WheelError
+from celery_wheel.errors import ConfigError, WheelError
 from celery_wheel.metrics import serve
+from celery_wheel.places import BROKER, broker_store_url
 from celery_wheel.stores import open_store
 from celery_wheel.stores.memory import MemoryStore
 from celery_wheel.worker import checks, control
@@ -20,6 +22,8 @@ from celery_wheel.worker.engine import Engine
 from celery_wheel.worker.incarnation import new_owner
 from celery_wheel.worker.keeper import Keeper
 from celery_wheel.worker.lease import Lease
+from celery_wheel.worker.renewal import RedisRenewal, Renewal
+from celery_wheel.worker.reparking import Reparking
 from celery_wheel.worker.store_thread import InlineExecutor, StoreThread
 
 __all__ = ("WheelStep",)
@@ -52,7 +56,7 @@ class WheelStep(bootsteps.StartStopStep):
                 logger.critical("celery-wheel can't start: %s", exc)
                 raise SystemExit(1) from exc
         engine: Engine = c.wheel
-        engine.residents.low_first = c.connection.transport.driver_type == "redis"
+        engine.connected(c.connection, renewal_for(c.connection.transport.driver_type))
         engine.sources.watch(c.task_consumer)
         c.wrap_strategies()
         control.install(c, engine)
@@ -92,23 +96,53 @@ class WheelStep(bootsteps.StartStopStep):
         return {} if c.wheel is None else {"wheel": control.brief(c.wheel)}
 
 
+def renewal_for(driver: str) -> type[Renewal]:
+    """How messages are held for long, by the driver type of the transport."""
+    kinds: dict[str, type[Renewal]] = {"amqp": Reparking, "redis": RedisRenewal}
+    return kinds.get(driver, Renewal)
+
+
+def start_store(c: Any) -> StoreThread | None:
+    """Open the store that is named, or the broker's own Redis; ``None`` for broker custody.
+
+    What was found is put into the consumer's settings.
+
+    Raises:
+        WheelError: the store that is named can't be used.
+    """
+    named = c.wheel_settings.store_url
+    url = named or broker_store_url(c.app) or BROKER
+    c.wheel_settings = replace(c.wheel_settings, store_url=url)
+    if url == BROKER:
+        return None
+    try:
+        thread = StoreThread(open_store(url, c.wheel_settings.namespace), SYSTEM_CLOCK)
+        thread.start()
+    except ConfigError as exc:
+        if named:
+            raise
+        logger.warning("celery-wheel: delayed tasks stay with the broker, unacknowledged: %s", exc)
+        c.wheel_settings = replace(c.wheel_settings, store_url=BROKER)
+        return None
+    return thread
+
+
 def build_engine(c: Any) -> Engine:
     """Open the store named by the settings and build an engine over it.
 
     Raises:
         WheelError: the store can't be used.
     """
-    settings, owner = c.wheel_settings, new_owner(c.hostname)
+    owner = new_owner(c.hostname)
+    thread = start_store(c)
+    settings = c.wheel_settings
     broker = InlineExecutor(MemoryStore())
     broker.start()
     broker_keeper = Keeper(broker, owner.name, SYSTEM_CLOCK, settings, holds_messages=True)
-    if settings.store_url in (None, "broker://"):
+    if thread is None:
         return Engine(c, settings, store_keeper=None, broker_keeper=broker_keeper, lease=None)
-    store = open_store(settings.store_url, settings.namespace)
-    thread = StoreThread(store, SYSTEM_CLOCK)
-    thread.start()
     keeper = Keeper(thread, owner.name, SYSTEM_CLOCK, settings, holds_messages=False)
-    lease = Lease(store.sibling(), owner, settings.lease_ttl_s, SYSTEM_CLOCK)
+    lease = Lease(thread.store.sibling(), owner, settings.lease_ttl_s, SYSTEM_CLOCK)
     engine = Engine(c, settings, store_keeper=keeper, broker_keeper=broker_keeper, lease=lease)
     lease.on_lost, lease.on_freed = engine.lost_lease, engine.rows_freed
     lease.on_renewed, lease.on_peers = engine.wake, engine.peers_seen

@@ -22,7 +22,7 @@ MAX_FUNCTION = 40
 #: Rooms from the ground up. A module imports from its own room and from those before it.
 FLOORS = (
     ("errors", "clock", "task", "instants"),
-    ("envelope", "settings", "wheels"),
+    ("envelope", "settings", "places", "wheels"),
     ("stores",),
     ("connection",),
     ("_compat", "remote"),
