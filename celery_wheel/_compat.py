@@ -9,6 +9,7 @@ Name                           Versions       Why
 ``Request._announce_revoked``  5.1 – 5.7      the announcement of a revoke, as Celery makes it
 ``Request._apply_result``      5.0 – 5.7      the pool's job of a request, on connection loss
 ``ApplyResult._accepted``      billiard 4     which jobs ``AsynPool.flush`` may throw away
+``ApplyResult._cache``         billiard 4     the pool's table, which the flush of 5.5 empties
 ``ApplyResult._write_to``      billiard 4     whether a job was written to a child
 ``Consumer._basic_consume``    5.3 – 5.7      which queue a delivery came from
 ``Control.box``                5.0 – 5.7      this worker's own remote control handlers
@@ -174,18 +175,22 @@ def job_was_written(request: Any) -> bool:
 
 @contextmanager
 def keep_written_jobs(requests: Iterable[Any]) -> Iterator[None]:
-    """Keep ``AsynPool.flush`` from throwing away jobs that a child is going to answer."""
-    shielded = []
-    for request in requests:
-        job = _job(request)
-        if job is not None and getattr(job, "_accepted", True) is False:
-            job._accepted = True
-            shielded.append(job)
+    """Keep ``AsynPool.flush`` from throwing away jobs that a child is going to answer.
+
+    It discards those that are not accepted; up to 5.6 it empties the pool's table of jobs, and
+    then the end of none is heard, and none gives its slot back.
+    """
+    jobs = [job for job in map(_job, requests) if hasattr(job, "_cache") and not job.ready()]
+    shielded = [job for job in jobs if not job._accepted]
+    for job in shielded:
+        job._accepted = True
     try:
         yield
     finally:
         for job in shielded:
             job._accepted = False
+        for job in jobs:
+            job._cache.setdefault(job._job, job)
 
 
 def correct_semaphore(semaphore: Any, busy: int) -> None:

@@ -97,7 +97,7 @@ class WheelMixin:
         with engine.lock:
             written = engine.dispatcher.survive()
         active = set(state.active_requests)
-        with _compat.keep_written_jobs(written):
+        with _compat.keep_written_jobs(active.union(written)):
             super().on_close()  # type: ignore[misc]
         for request in written:
             if request not in active:
