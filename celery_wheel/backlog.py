@@ -124,7 +124,7 @@ class Backlog:
         *,
         name: str | None = None,
         queue: str | None = None,
-        ids: Iterable[str] | None = None,
+        ids: Iterable[str] | str | None = None,
         due_before: When | None = None,
         due_after: When | None = None,
         owner: str | None = None,
@@ -177,9 +177,10 @@ class Backlog:
         filter cancels the *ids* of the rows that fit, whatever else is held of them.
 
         Args:
-            ids: these, or ``None`` for a filter.
+            ids: these, or ``None`` for whatever fits the filter.
             dry_run: answer and change nothing.
-            **which: the filter, see :meth:`select`; empty: every task.
+            **which: the filter, see :meth:`select`; without ids and filter: every task. With
+                both, those of the ids that are held and fit.
 
         Returns:
             Per id ``cancelled``, ``dispatched`` (too late: use Celery's revoke to terminate it)
@@ -187,8 +188,6 @@ class Backlog:
         """
         outcomes: dict[str, str] = {}
         notices = Notices(self.app)
-        if ids is not None and which:
-            raise ValueError("give ids or a filter, not both")
         for chunk in self._chunks(ids, which):
             if dry_run:
                 outcomes.update(self._outcomes(chunk))
@@ -290,8 +289,8 @@ class Backlog:
     # -- within --------------------------------------------------------------------------------
 
     def _chunks(self, ids: Iterable[str] | str | None, which: dict[str, Any]) -> Iterator[Ids]:
-        if ids is None:
-            for rows in self.pages(self.select(**which)):
+        if ids is None or which:
+            for rows in self.pages(self.select(ids=ids, **which)):
                 yield list(dict.fromkeys(row.id for row in rows))
             return
         wanted = _ids(ids)

@@ -37,11 +37,11 @@ def cancel(
     Answers per id: cancelled, dispatched (it was handed over already) or unknown (not held; it
     is refused should it come).
     """
+    ids = _clean((*task_ids, *which.pop("ids")))
     filters = selected(**which)
-    if sum((bool(task_ids), bool(filters), everything)) != 1:
-        raise click.UsageError("give ids, or a filter such as --name, or --all")
-    ids = None if not task_ids else _clean(task_ids)
-    outcomes = backlog.cancel(ids, dry_run=dry_run, **filters)
+    if bool(ids or filters) == everything:
+        raise click.UsageError("give ids, a filter such as --name, or --all")
+    outcomes = backlog.cancel(ids or None, dry_run=dry_run, **filters)
     _answer(outcomes, as_json=as_json, dry_run=dry_run)
 
 
@@ -65,6 +65,9 @@ def reschedule(
         outcome = backlog.reschedule(task_id, countdown=countdown, eta=eta)
     except ValueError as exc:
         raise click.UsageError(str(exc)) from exc
+    if outcome == RESCHEDULED and not as_json:
+        for row in backlog.list(ids=[task_id]):
+            click.echo(f"due {backlog.describe(row)['due']}", err=True)
     _moved({task_id: outcome}, as_json=as_json)
 
 

@@ -212,10 +212,11 @@ def test_a_dry_run_changes_nothing(backlog, store):
     assert store.put([row(9)], NOW).new
 
 
-def test_ids_and_a_filter_do_not_mix(backlog):
-    """One of both is meant, and it can't be told which."""
-    with pytest.raises(ValueError, match="not both"):
-        backlog.cancel(["a"], name="t")
+def test_ids_and_a_filter(backlog, store):
+    """Given both, only what both name is cancelled and answered."""
+    store.put([row(1, name="a"), row(2, name="b"), row(3, name="a")], 0)
+    assert backlog.cancel(["id-1", "id-2", "nope"], name="a") == {"id-1": "cancelled"}
+    assert [one.id for one in backlog.list()] == ["id-2", "id-3"]
 
 
 def test_a_result_backend_that_is_away_costs_one_error(app, backlog, store, caplog):
