@@ -13,7 +13,7 @@ from urllib.parse import quote, urlencode
 
 from celery_wheel.settings import Settings
 
-__all__ = ("BROKER", "broker_store_url", "settings_of")
+__all__ = ("BROKER", "broker_store_url", "in_place", "settings_of")
 
 #: The URL of broker custody.
 BROKER = "broker://"
@@ -26,9 +26,15 @@ def settings_of(app: Any) -> Settings:
         ConfigError: as :meth:`Settings.from_app`.
     """
     settings = Settings.from_app(app)
-    if settings.store_url is not None:
-        return settings
-    return replace(settings, store_url=broker_store_url(app) or BROKER)
+    return in_place(settings, settings.store_url or broker_store_url(app) or BROKER)
+
+
+def in_place(settings: Settings, url: str) -> Settings:
+    """The settings with this store, and with what they say of it in its URL."""
+    replicas = settings.redis_wait_replicas
+    if replicas and "redis" in url.partition("://")[0] and "wheel_wait_replicas" not in url:
+        url += f"{'&' if '?' in url else '?'}wheel_wait_replicas={replicas}"
+    return replace(settings, store_url=url)
 
 
 def broker_store_url(app: Any) -> str | None:

@@ -254,6 +254,12 @@ class Settings:
         "What a start-up check that fails does: log a warning, stop the worker, or nothing.",
     )
 
+    redis_wait_replicas: int = _setting(
+        "wheel_redis_wait_replicas",
+        0,
+        _whole(0, 100),
+        "Redis store: how many replicas must have a task before its message is acknowledged.",
+    )
     metrics_port: int = _setting(
         "wheel_metrics_port",
         0,

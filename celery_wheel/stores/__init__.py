@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+
 from celery_wheel.errors import ConfigError
 from celery_wheel.stores.base import Store
 
@@ -14,8 +17,10 @@ def open_store(url: str, namespace: str = DEFAULT_NAMESPACE) -> Store:
     """Make the store that a URL names; it is not connected before its ``open()``.
 
     ``sqlite:///relative.db`` and ``sqlite:////absolute.db`` are files; ``redis://…``,
-    ``rediss://…`` and ``unix://…`` are Redis servers, as redis-py writes them; ``memory://`` is
-    a store of this object and its siblings alone.
+    ``rediss://…``, ``unix://…`` and ``redis+sentinel://…`` are Redis servers;
+    ``postgresql://…`` (or ``postgres://…``) is a database as libpq writes it; ``mysql://…`` and
+    ``mariadb://…`` are the same, with PyMySQL's options; ``memory://`` is a store of this object
+    and its siblings alone.
 
     Raises:
         ConfigError: no store has such a URL, the namespace is no identifier, or the package
@@ -48,16 +53,38 @@ def _sqlite(url: str, namespace: str) -> Store:
 
 
 def _redis(url: str, namespace: str) -> Store:
-    try:
+    with _needs("redis", "redis"):
         from celery_wheel.stores.redis import RedisStore
-    except ModuleNotFoundError as exc:
-        if exc.name != "redis":
+    return RedisStore(url, namespace)
+
+
+def _postgresql(url: str, namespace: str) -> Store:
+    from celery_wheel.stores.sql import SqlStore
+
+    with _needs("psycopg", "postgresql"):
+        from celery_wheel.stores.postgresql import PostgresqlDatabase
+    return SqlStore(PostgresqlDatabase(url, namespace))
+
+
+def _mysql(url: str, namespace: str) -> Store:
+    from celery_wheel.stores.sql import SqlStore
+
+    with _needs("pymysql", "mysql"):
+        from celery_wheel.stores.mysql import MysqlDatabase
+    return SqlStore(MysqlDatabase(url, namespace))
+
+
+@contextmanager
+def _needs(package: str, extra: str) -> Iterator[None]:
+    try:
+        yield
+    except ImportError as exc:
+        if exc.name not in (package, None):  # psycopg without a libpq gives no name
             raise
         raise ConfigError(
-            "wheel_store is a Redis URL and the package redis is not installed: "
-            "pip install 'celery-wheel[redis]'"
+            f"wheel_store is of a kind for which the package {package} is not installed: "
+            f"pip install 'celery-wheel[{extra}]'"
         ) from exc
-    return RedisStore(url, namespace)
 
 
 def _memory(url: str, namespace: str) -> Store:  # noqa: ARG001 - nothing to tell apart
@@ -70,6 +97,11 @@ _MAKERS = {
     "sqlite": _sqlite,
     "redis": _redis,
     "rediss": _redis,
+    "redis+sentinel": _redis,
     "unix": _redis,
+    "postgresql": _postgresql,
+    "postgres": _postgresql,
+    "mysql": _mysql,
+    "mariadb": _mysql,
     "memory": _memory,
 }

@@ -89,6 +89,7 @@ class RedisStore(Store):
             answers = self.server.run("put", now_ms, step).decode()
             for (key, _), answer in zip(step, answers, strict=True):
                 found[answer].add(key)
+        self.server.replicated()
         return PutResult(*(frozenset(found[answer]) for answer in "nkc"))
 
     def claim(
@@ -197,6 +198,7 @@ class RedisStore(Store):
             step(names, [], [])
         for keys in _steps(self._carriers(stamps)):
             step([], [], [key for key in keys if key not in found])
+        self.server.replicated()
         rows = [row_of(*pair) for pair in found.items()]
         outcomes = dict.fromkeys(ids, "unknown")
         outcomes.update((row.id, "dispatched") for row in rows if row.state == DISPATCHED)

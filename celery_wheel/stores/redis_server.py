@@ -12,7 +12,7 @@ from contextlib import contextmanager, suppress
 from functools import cache
 from importlib import resources
 from typing import Any
-from urllib.parse import parse_qsl, urlencode, urlsplit
+from urllib.parse import urlsplit
 
 import redis
 from redis import exceptions
@@ -22,12 +22,15 @@ from redis.retry import Retry
 from celery_wheel.errors import ConfigError, SchemaVersionError, StoreError, StoreUnavailable
 from celery_wheel.stores._namespace import check_namespace
 from celery_wheel.stores.redis_rows import pack
+from celery_wheel.stores.redis_urls import master_client, own_options
 
 __all__ = ("SCHEMA_VERSION", "Server")
 
 SCHEMA_VERSION = 1
 #: Seconds until a server that does not answer counts as unreachable.
 TIMEOUT_S = 5.0
+
+_PATIENCE = {"socket_timeout": TIMEOUT_S, "socket_connect_timeout": TIMEOUT_S}
 
 #: Answers of a server that can't do it now, and will be able to later.
 _PASSING = (
@@ -48,23 +51,12 @@ def _script(name: str) -> str:
     return "\n".join((folder / f"{part}.lua").read_text("utf-8") for part in ("lib", name))
 
 
-def _without_prefix(url: str) -> tuple[str, str]:
-    """Take our own option out of a URL: what every key of the store begins with."""
-    start, _, query = url.partition("?")
-    options = parse_qsl(query, keep_blank_values=True)
-    prefix = "".join(value for name, value in options if name == "wheel_prefix")
-    if not prefix:
-        return url, ""
-    rest = urlencode([(name, value) for name, value in options if name != "wheel_prefix"])
-    return (f"{start}?{rest}" if rest else start), prefix
-
-
 class Server:
     """A server, or one database of it, under one namespace.
 
     Args:
-        url: ``redis://``, ``rediss://`` or ``unix://``, with redis-py's options, and
-            ``wheel_prefix``: a text that all keys begin with.
+        url: ``redis://``, ``rediss://`` or ``unix://``, with redis-py's options, or
+            ``redis+sentinel://``; and the options of :mod:`~celery_wheel.stores.redis_urls`.
         namespace: the prefix of all keys, in braces: in a cluster they share a slot.
 
     Attributes:
@@ -77,14 +69,20 @@ class Server:
     def __init__(self, url: str, namespace: str) -> None:
         check_namespace(namespace)
         self.url, self.namespace = url, namespace
-        url, prefix = _without_prefix(url)
-        self.base = f"{prefix}{{{namespace}}}:"
+        url, own = own_options(url)
+        self.base = f"{own.get('wheel_prefix', '')}{{{namespace}}}:"
+        self._replicas = int(own.get("wheel_wait_replicas") or 0)
         scheme, _, rest = url.partition("?")[0].partition("://")
         self.where = f"{scheme}://{rest.rpartition('@')[2]}"
         self._client = self._make_client(url)
         self._scripts: dict[str, Any] = {}
 
     def _make_client(self, url: str) -> Any:
+        if url.startswith("redis+sentinel://"):
+            try:
+                return master_client(url, _PATIENCE)
+            except (ValueError, TypeError) as exc:
+                raise self._unusable(str(exc)) from None
         # Celery's broker URLs write CERT_NONE where redis-py writes none.
         url = re.sub(r"(ssl_cert_reqs=)CERT_(\w+)", lambda m: m[1] + m[2].lower(), url)
         try:
@@ -94,19 +92,15 @@ class Server:
             raise self._unusable("its port is no number; in a password write / as %2F") from None
         try:
             # No second try behind our back: a claim that is repeated takes other rows.
-            return redis.Redis.from_url(
-                url,
-                socket_timeout=TIMEOUT_S,
-                socket_connect_timeout=TIMEOUT_S,
-                retry=Retry(NoBackoff(), 0),
-            )
+            return redis.Redis.from_url(url, retry=Retry(NoBackoff(), 0), **_PATIENCE)
         except (ValueError, exceptions.RedisError) as exc:
             raise self._unusable(str(exc)) from exc
 
     def _unusable(self, why: str) -> ConfigError:
         return ConfigError(
             f"wheel_store {self.where} can't be used ({why}): write "
-            "redis://user:password@host:6379/0, rediss://… or unix:///path/to/redis.sock?db=0"
+            "redis://user:password@host:6379/0, rediss://…, unix:///path/to/redis.sock?db=0 or "
+            "redis+sentinel://user:password@host:26379,host2:26379/service/0"
         )
 
     def key(self, name: str) -> str:
@@ -131,7 +125,8 @@ class Server:
         except (TypeError, StoreError) as exc:  # an option of the URL that there is not; a refusal
             raise self._unusable(str(exc.__cause__ or exc)) from exc
         policy = memory.get("maxmemory_policy", "noeviction")
-        if policy != "noeviction":
+        # No key of ours has a time to live, so a volatile-* policy never takes one.
+        if policy != "noeviction" and not policy.startswith("volatile-"):
             raise ConfigError(
                 f"wheel_store {self.where}: the server's maxmemory-policy is {policy}, with "
                 "which it deletes tasks when memory is short: set it to noeviction, or name "
@@ -159,6 +154,26 @@ class Server:
             script = self._scripts[name] = self._client.register_script(_script(name))
         with self._errors():
             return script(keys=[self.base], args=[pack(arguments)])
+
+    def replicated(self) -> None:
+        """Return once as many replicas as asked for have what this connection wrote.
+
+        Raises:
+            StoreUnavailable: they have not in time; what was written is there all the same.
+        """
+        if not self._replicas:
+            return
+        with self._errors():
+            # WAIT asks about writes of its own connection; after a reconnect there is none.
+            pipeline = self._client.pipeline(transaction=False)
+            pipeline.incr(self.key("waits"))
+            pipeline.execute_command("WAIT", self._replicas, int(TIMEOUT_S * 500))
+            have = pipeline.execute()[1]
+        if have < self._replicas:
+            raise StoreUnavailable(
+                f"the store {self.where}: {have} of {self._replicas} replicas "
+                "(wheel_redis_wait_replicas) have the write"
+            )
 
     def command(self, *words: Any) -> Any:
         """Run one command.

@@ -14,7 +14,7 @@ from celery_wheel import _compat
 from celery_wheel.clock import SYSTEM_CLOCK
 from celery_wheel.errors import ConfigError, WheelError
 from celery_wheel.metrics import serve
-from celery_wheel.places import BROKER, broker_store_url
+from celery_wheel.places import BROKER, broker_store_url, in_place
 from celery_wheel.stores import open_store
 from celery_wheel.stores.memory import MemoryStore
 from celery_wheel.worker import checks, control
@@ -111,8 +111,8 @@ def start_store(c: Any) -> StoreThread | None:
         WheelError: the store that is named can't be used.
     """
     named = c.wheel_settings.store_url
-    url = named or broker_store_url(c.app) or BROKER
-    c.wheel_settings = replace(c.wheel_settings, store_url=url)
+    c.wheel_settings = in_place(c.wheel_settings, named or broker_store_url(c.app) or BROKER)
+    url = c.wheel_settings.store_url
     if url == BROKER:
         return None
     try:
