@@ -56,7 +56,6 @@ __all__ = (
     "limit_task",
     "note_sources",
     "redis_ack_many",
-    "redis_held_tags",
     "redis_renew",
     "release_slot",
     "released_on_accept",
@@ -249,11 +248,6 @@ def redis_ack_many(messages: list[Any]) -> set[Any]:
         super(type(qos), qos).ack(message.delivery_tag)
         message._state = "ACK"
     return set(tags) if found == len(set(tags)) else set()
-
-
-def redis_held_tags(channel: Any) -> bool:
-    """Whether the visibility timeout of this channel's messages can be renewed."""
-    return _redis_qos(channel) is not None
 
 
 def redis_renew(channel: Any, tags: list[Any], now: float) -> tuple[float, list[Any]]:

@@ -249,6 +249,7 @@ class Dispatcher:
         except Exception:
             logger.exception("The pool did not take %s[%s].", item.task.name, item.task.id)
             self._ended.append((item, None))
+            return False
         return True
 
     # -- the end of a request (any thread) -----------------------------------------------------
@@ -332,6 +333,10 @@ class Dispatcher:
         for item in parked:
             if item.place == PARKED:
                 self._engine.residents.to_due(item)
+
+    def forget_parked(self) -> None:
+        """Let go of those that are not parked any more."""
+        self.parked = [item for item in self.parked if item.place == PARKED]
 
     # -- the connection ------------------------------------------------------------------------
 

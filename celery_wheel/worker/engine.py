@@ -92,8 +92,7 @@ class Engine:
         self.sharing = Sharing(self)
         self.renewal = Renewal(self, broker_keeper)
         self.courier = Courier()
-        self.errands = Errands(self.wake)
-        self.errands.on_idle = self.courier.close
+        self.errands = Errands(self.wake, self.courier.close)
         self.dead_letters = DeadLetters(self)
         self.bell = Bell(consumer.hub) if consumer.hub is not None else None
         self.alarm = Alarm(clock, self._alarmed)
@@ -106,6 +105,9 @@ class Engine:
         self._pause = threading.Event()
 
     def _join_keepers(self) -> None:
+        self._listen()
+
+    def _listen(self) -> None:
         for keeper in self.keepers:
             keeper.on_gathered = keeper.executor.wake = self.wake
             keeper.answers_on_loop = self.bell is not None

@@ -128,6 +128,8 @@ class Line:
             known = acknowledge(delivery for _, delivery in batch)
         first: set[bytes] = set()
         for task, delivery in batch:
+            if self._keeper.holds_messages and self._engine.renewal.returned(task, delivery):
+                continue
             if task.key in result.new and task.key not in first:
                 first.add(task.key)
                 self._kept(task, delivery, acked=delivery.tag in known)
@@ -137,7 +139,7 @@ class Line:
             else:
                 self._engine.stats.counts["duplicates"] += 1
                 logger.info("Dropped a copy of delayed task %s[%s].", task.name, task.id)
-                self._copy(task, delivery)
+                self._refuse(delivery)
 
     def _failed(self, _: Exception) -> None:
         """The store can't take this batch, ever: the broker keeps these until they are due."""
@@ -156,18 +158,6 @@ class Line:
     def _refuse(self, delivery: Delivery) -> None:
         if self._keeper.holds_messages:
             delivery.ack_log_error()
-
-    def _copy(self, task: DelayedTask, delivery: Delivery) -> None:
-        """Broker custody: a copy may *be* our message, put back by the broker and come again."""
-        held = self._keeper.messages.get(task.key)
-        if held is None:
-            self._refuse(delivery)
-        elif held.tag == delivery.tag:
-            # One place in the window for one message that is held.
-            held.lower_window()
-            self._keeper.messages[task.key] = delivery
-        else:
-            self._refuse(delivery)
 
 
 class Intake:
@@ -262,7 +252,8 @@ class Intake:
         consumer = self._consumer
         # A limit clamps the window, and a clamped raise can't be taken back exactly.
         raised = consumer.qos if consumer.app.conf.get("worker_eta_task_limit") is None else None
-        return Delivery(message, consumer.connection_errors, raised)
+        now = self._engine.clock.monotonic()
+        return Delivery(message, consumer.connection_errors, raised, now)
 
     def _task(self, request: Any, message: Any, queue: str, due_ms: int) -> DelayedTask:
         headers = message.headers

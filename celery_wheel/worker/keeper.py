@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import TYPE_CHECKING
 
 from celery_wheel.clock import Clock
@@ -66,6 +67,9 @@ class Keeper:
         self.on_gathered: Callable[[], None] = lambda: None
         #: Called in the engine's turn when rows were given back.
         self.on_released: Callable[[], None] = lambda: None
+        #: Called in any thread with what was rejected for good and how to settle it; whether it
+        #: will be settled when the broker has it.
+        self.dead_letter: Callable[[Item, Callable[[], None]], bool] = lambda _item, _settle: False
         #: Set while the worker stops: no turn will come, so nothing waits for one.
         self.direct = False
         self._clock, self._settings = clock, settings
@@ -105,19 +109,23 @@ class Keeper:
 
     def settle(self, item: Item) -> None:
         """The task is done (or given to the pool, as its task acknowledges). Any thread."""
-        self._answer(item.task.key, Delivery.ack_log_error)
         self.settle_key(item.task.key, acked=item.acked)
+        self._answer(item.task.key, Delivery.ack_log_error)
 
     def reject(self, item: Item) -> None:
         """The task refused its message for good. Any thread."""
-        self._answer(item.task.key, Delivery.reject)
-        self.settle_key(item.task.key, acked=item.acked)
+        settle = partial(self.settle_key, item.task.key, acked=item.acked)
+        if self.holds_messages:
+            settle()
+            self._answer(item.task.key, Delivery.reject)
+        elif not self.dead_letter(item, settle):
+            settle()
 
     def requeue(self, item: Item, *, redelivered: bool = True) -> None:
         """Give a task back: pending and anyone's, or to the broker that holds it. Any thread."""
         if self.holds_messages:
+            self.settle_key(item.task.key)
             self._answer(item.task.key, Delivery.requeue)
-            self.settle_key(item.task.key, acked=True)
             return
         self._releases.append((item.task.key, redelivered))
         self._gathered()
@@ -145,6 +153,10 @@ class Keeper:
 
     def settle_key(self, key: bytes, *, acked: bool = False) -> None:
         """Delete a row; leave a tombstone unless no copy of its message can come. Any thread."""
+        if self.holds_messages:
+            # Once the broker is answered, the same message may be here again in a moment.
+            self.executor.submit("settle", lambda store: store.settle([key]))
+            return
         self._settles.append((key, self.copies_may_come and not acked))
         self._gathered()
 

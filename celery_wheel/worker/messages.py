@@ -20,12 +20,17 @@ class Delivery:
     The prefetch window was raised by one for a delivery that waits for its commit, on ``qos``;
     :meth:`lower_window` takes that back exactly once, on the same object, whatever became of
     the connection meanwhile.
+
+    Args:
+        at: when it arrived, monotonic seconds.
     """
 
-    __slots__ = ("errors", "message", "qos")
+    __slots__ = ("at", "errors", "message", "qos")
 
-    def __init__(self, message: Any, errors: tuple[type[BaseException], ...], qos: Any) -> None:
-        self.message, self.errors, self.qos = message, errors, qos
+    def __init__(
+        self, message: Any, errors: tuple[type[BaseException], ...], qos: Any, at: float
+    ) -> None:
+        self.message, self.errors, self.qos, self.at = message, errors, qos, at
         if qos is not None:
             qos.increment_eventually()
 

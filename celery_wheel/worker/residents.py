@@ -24,6 +24,7 @@ __all__ = (
     "LIMITED",
     "PARKED",
     "READY",
+    "REPARKING",
     "WAITING",
     "Item",
     "Residents",
@@ -33,6 +34,7 @@ __all__ = (
 WAITING = "waiting"  # in the wheel
 DUE = "due"  # in the due line
 LIMITED = "limited"  # waits for a token of its task's rate limit
+REPARKING = "reparking"  # its message is being published again
 PARKED = "parked"  # can't be run by this worker now
 CONFIRMING = "confirming"  # the store is asked
 READY = "ready"  # confirmed, waits for a slot of the pool

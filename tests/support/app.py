@@ -10,6 +10,8 @@ from typing import Any
 from celery import Celery
 from celery.signals import task_revoked, worker_ready
 from celery.utils.log import get_logger
+from kombu import Exchange, Queue
+from kombu.common import Broadcast
 
 from tests.support import tasks  # noqa: F401 (registers the shared tasks)
 
@@ -22,8 +24,18 @@ READY_VARIABLE = "CELERY_WHEEL_TEST_READY"
 def make_app(conf: dict[str, Any]) -> Celery:
     """An app with the tests' tasks; the same in the worker and in the test."""
     made = Celery("tests", set_as_current=False)
-    made.conf.update(conf)
+    made.conf.update({name: value for name, value in conf.items() if name != "test_queues"})
+    if "test_queues" in conf:
+        made.conf.task_queues = [_queue(**queue) for queue in conf["test_queues"]]
     return made
+
+
+def _queue(*, kind: str = "direct", exchange: str | None = None, **options: Any) -> Queue:
+    """A queue as JSON can tell it: ``kind`` is the exchange's type, or ``broadcast``."""
+    if kind == "broadcast":
+        return Broadcast(**options)
+    name = exchange or options["name"]
+    return Queue(exchange=Exchange(name, type=kind), routing_key=options["name"], **options)
 
 
 def _configured() -> Celery:

@@ -19,6 +19,7 @@ from celery_wheel.stores.sql import SqlStore
 from celery_wheel.worker import intake
 from celery_wheel.worker.dispatcher import Dispatcher
 from celery_wheel.worker.intake import Line
+from celery_wheel.worker.reparking import Reparking
 
 __all__ = ("KILL_VARIABLE", "kill_at")
 
@@ -35,6 +36,7 @@ POINTS: dict[str, tuple[Any, str]] = {
     "answer": (Dispatcher, "_acked"),
     "settle": (SqlStore, "settle"),
     "release": (SqlStore, "release"),
+    "repark": (Reparking, "_parked"),
 }
 
 

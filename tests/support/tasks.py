@@ -93,6 +93,13 @@ def rejects(self: Any, label: str, requeue: bool) -> str:
     return label
 
 
+@shared_task(bind=True, name="slow_reject", acks_late=True)
+def slow_reject(self: Any, label: str, seconds: float) -> None:
+    record(self, label)
+    time.sleep(seconds)
+    raise Reject(label, requeue=False)
+
+
 @shared_task(bind=True, name="limited", rate_limit="2/s")
 def limited(self: Any, label: str) -> str:
     record(self, label)
