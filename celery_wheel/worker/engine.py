@@ -243,6 +243,7 @@ class Engine:
         except Exception:
             # An exception here would end the worker, or the alarm's thread.
             logger.exception("The wheel's turn failed.")
+            self._turn_at = float("inf")
             self.by(self.clock.monotonic() + AFTER_FAILURE_S)
 
     def turn(self) -> None:
