@@ -69,7 +69,7 @@ class Drained:
     Attributes:
         queues: rows that were published, by queue.
         revoked: rows that a revoke on record kept from being published; deleted.
-        unreadable: rows whose envelope can't be read; kept.
+        unreadable: rows that are no message any more, or none for this broker; kept.
         left: rows that are in the store now.
     """
 
@@ -115,6 +115,7 @@ class Drain:
         self._lease.start()
         try:
             self._require_lease()
+            self._store.reap()  # what a drain left that was killed, and leases that ran out
             if not self._force:
                 self._require_no_workers()
             with SourceQueues(self._app) as queues:
@@ -178,10 +179,11 @@ class Drain:
         readable = list(self._readable(queues, rows))
         confirmed = self._confirm([row for row, _ in readable])
         self._require_lease()
-        sent = [(row, message) for row, message in readable if row.key in confirmed]
-        queues.send(sent)
-        self._store.settle([row.key for row, _ in sent])
-        self._drained.queues.update(row.queue for row, _ in sent)
+        wanted = [(row, message) for row, message in readable if row.key in confirmed]
+        sent = queues.send(wanted)
+        self._store.settle([row.key for row in sent])
+        self._drained.queues.update(row.queue for row in sent)
+        self._drained.unreadable += len(wanted) - len(sent)
 
     def _readable(
         self, queues: SourceQueues, rows: list[DelayedTask]
@@ -281,19 +283,32 @@ class SourceQueues:
             properties=properties,
         )
 
-    def send(self, messages: Sequence[tuple[DelayedTask, Any]]) -> None:
-        """Publish, in order; returns when the broker has them all."""
+    def send(self, messages: Sequence[tuple[DelayedTask, Any]]) -> list[DelayedTask]:
+        """Publish, in order; returns, when the broker has them, the rows that it has.
+
+        What this transport can't write down is left out, with a line in the log.
+        """
+        sent = []
         for queue, group in groupby(messages, key=lambda pair: pair[0].queue):
             self._require(queue)
-            for _, message in group:
-                self._published += 1
-                if self._confirms:
-                    self._unconfirmed.add(self._published)
-                self._channel.basic_publish(
-                    message, exchange="", routing_key=queue, **self._options
-                )
+            for row, message in group:
+                try:
+                    self._publish(message, queue)
+                except self._errors():
+                    raise
+                except Exception as exc:  # noqa: BLE001 - transports encode as they like
+                    logger.error("%s[%s] stays in the store: %r", row.name, row.id, exc)
+                else:
+                    sent.append(row)
         while self._unconfirmed:
             self._connection.drain_events(timeout=CONFIRM_S)
+        return sent
+
+    def _publish(self, message: Any, queue: str) -> None:
+        self._channel.basic_publish(message, exchange="", routing_key=queue, **self._options)
+        if self._confirms:
+            self._published += 1
+            self._unconfirmed.add(self._published)
 
     def _require(self, queue: str) -> None:
         """Make a queue that is gone anew, as the app is configured; leave others as they are."""

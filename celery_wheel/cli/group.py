@@ -3,17 +3,23 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+import logging
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from datetime import datetime
 from typing import Any
 
 import click
+from celery.utils.log import get_logger
 
 from celery_wheel.backlog import Backlog
 from celery_wheel.errors import WheelError
 from celery_wheel.instants import to_ms
 
 __all__ = ("Instant", "backlog_command", "filtering", "json_option", "selected", "wheel")
+
+logger = get_logger(__name__)
 
 
 @click.group()
@@ -29,15 +35,35 @@ def backlog_command(name: str) -> Callable[[Callable[..., None]], click.Command]
         def run(*args: Any, **kwargs: Any) -> None:
             backlog = Backlog(click.get_current_context().obj.app)
             try:
-                function(backlog, *args, **kwargs)
+                with _warnings_shown():
+                    function(backlog, *args, **kwargs)
             except WheelError as exc:
                 raise click.ClickException(" ".join(str(exc).split())) from exc
+            except (click.ClickException, click.exceptions.Exit, click.Abort):
+                raise
+            except Exception as exc:
+                logger.debug("%s failed.", name, exc_info=True)
+                raise click.ClickException(f"{name} failed unexpectedly: {exc!r}") from exc
             finally:
                 backlog.close()
 
         return click.command(name)(run)
 
     return decorate
+
+
+@contextmanager
+def _warnings_shown() -> Iterator[None]:
+    """Print what the package warns of, which Celery keeps silent outside of a worker."""
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setLevel(logging.WARNING)
+    handler.setFormatter(logging.Formatter("%(levelname)s: %(message)s"))
+    root = logging.getLogger()
+    root.addHandler(handler)
+    try:
+        yield
+    finally:
+        root.removeHandler(handler)
 
 
 json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON.")

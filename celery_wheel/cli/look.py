@@ -100,7 +100,7 @@ def check(backlog: Backlog, *, as_json: bool) -> None:
         print_json([dict(zip(("check", "ok", "says"), one, strict=True)) for one in findings])
     else:
         print_table(
-            ("check", "", "says"),
+            ("check", "state", "says"),
             ((name, "ok" if fine else "BAD", says) for name, fine, says in findings),
         )
     if not all(fine for _, fine, _ in findings):

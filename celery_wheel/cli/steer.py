@@ -103,6 +103,11 @@ def drain(backlog: Backlog, *, force: bool, as_json: bool) -> None:
         queues = found.pop("queues")
         print_pairs(found.items())
         print_pairs((f"queue {name}", number) for name, number in sorted(queues.items()))
+    if drained.unreadable and drained.unreadable == drained.left:
+        raise click.ClickException(
+            f"{drained.left} tasks stay in the store, for the reasons above: cancel them, or put "
+            "right what is in the way, and drain again"
+        )
     if drained.left:
         raise click.ClickException(
             f"{drained.left} tasks are in the store yet: see `celery wheel list`, stop the workers "

@@ -195,6 +195,27 @@ def test_drain_says_what_is_left(run, store):
     assert "1 tasks are in the store yet" in result.stderr
 
 
+def test_drain_names_what_it_can_not_read(run, store):
+    """The reason is printed with the task's id."""
+    broken = row(9)
+    broken.envelope = b"?"
+    store.put([broken], 0)
+    result = run("drain")
+    assert result.exit_code == 1
+    assert "unreadable: 1" in result.stdout
+    first, last = result.stderr.splitlines()
+    assert first.startswith("ERROR: shop.remind[id-9] stays in the store: an envelope begins")
+    assert last.startswith("Error: 1 tasks stay in the store, for the reasons above")
+
+
+def test_what_nobody_thought_of_is_a_line(run, store, monkeypatch):
+    """Not even a mistake of ours shows a traceback."""
+    monkeypatch.setattr("celery_wheel.backlog.Backlog.stats", lambda self: 1 // 0)
+    result = run("stats")
+    assert result.exit_code == 1
+    assert result.stderr.startswith("Error: stats failed unexpectedly: ZeroDivisionError")
+
+
 def test_drain_without_a_broker(run, store):
     """A broker that can't be reached is one line, and all rows stay."""
     result = run("drain", broker_url="redis://127.0.0.1:1/0")

@@ -167,16 +167,44 @@ def test_an_unreadable_row_stays(app, store, backlog, queue):
     assert backlog.list()[0].owner is None
 
 
+def test_what_the_broker_can_not_take_stays(app, store, backlog, queue, monkeypatch):
+    """A message that this transport can't write down keeps its row, and no other."""
+    store.put([row(1, queue), row(2, queue), row(3, queue)], 0)
+    publish = drain.SourceQueues._publish
+
+    def failing(self: Any, message: Any, name: str) -> None:
+        if message["headers"]["number"] == 2:
+            raise TypeError("no such type on the wire")
+        publish(self, message, name)
+
+    monkeypatch.setattr(drain.SourceQueues, "_publish", failing)
+    drained = backlog.drain()
+    assert (drained.queues, drained.unreadable, drained.left) == ({queue: 2}, 1, 1)
+    assert [message.headers["number"] for message in received(app, queue)] == [1, 3]
+    assert [(one.id, one.state) for one in backlog.list()] == [("id-2", "pending")]
+
+
+def test_what_a_killed_drain_left_is_drained(app, store, backlog, queue):
+    """Rows that were confirmed and not settled are free when its lease has run out."""
+    rows = [row(n, queue) for n in range(3)]
+    store.put(rows, 0)
+    store.heartbeat(Owner("drain/dead", node="drain"), 0.0)
+    store.claim("drain/dead", ETA_MS, 2)
+    store.confirm("drain/dead", [(one.key, 0) for one in rows[:2]], ETA_MS)
+    assert backlog.drain().left == 0
+    assert [message.headers["number"] for message in received(app, queue)] == [0, 1, 2]
+
+
 def test_a_broker_that_fails_in_between(app, store, backlog, queue, monkeypatch):
     """What was not taken is free in the store again, without a copy of what was."""
     store.put([row(n, queue) for n in range(5)], 0)
     monkeypatch.setattr(drain, "BATCH", 2)
     send = drain.SourceQueues.send
 
-    def failing(self: Any, messages: Any) -> None:
+    def failing(self: Any, messages: Any) -> Any:
         if messages[0][0].id == "id-4":
             raise ConnectionResetError("gone")
-        send(self, messages)
+        return send(self, messages)
 
     monkeypatch.setattr(drain.SourceQueues, "send", failing)
     with pytest.raises(WheelError, match=r"the broker memory://.* does not take messages: gone"):
