@@ -13,11 +13,13 @@ from celery import Celery
 
 from tests.support.app import make_app
 from tests.support.broker import Broker
+from tests.support.databases import MariaServer, PostgresServer, shared_database
 from tests.support.proxy import Proxy
 from tests.support.servers import VHOSTS, RedisServer, shared_rabbit
 from tests.support.worker import Probes, Worker
 
 __all__ = (
+    "SHARED",
     "app",
     "broker",
     "conf",
@@ -30,6 +32,11 @@ __all__ = (
     "worker",
     "worker_logs",
 )
+
+SERVERS = {"postgresql": PostgresServer, "mysql": MariaServer}
+#: The stores that a fleet shares, each with one broker: for tests about custody and sharing.
+SHARED = ("redis-redis", "rabbitmq-postgresql", "redis-mysql")
+MATRIX = "CELERY_WHEEL_MATRIX" in os.environ
 
 worker_logs = pytest.StashKey[dict[str, Path]]()
 
@@ -71,14 +78,30 @@ def broker(request: pytest.FixtureRequest, tmp_path: Path) -> Broker:
 
 @pytest.fixture
 def custody(request: pytest.FixtureRequest, tmp_path: Path) -> dict[str, str]:
-    """The settings of a kind of custody: "sqlite" (unless parametrised) or "broker"."""
+    """The settings of a kind of custody: a store ("sqlite" unless parametrised) or "broker"."""
     kind = getattr(request, "param", "sqlite")
-    stores = {"sqlite": f"sqlite:///{tmp_path / 'wheel.db'}", "broker": "broker://"}
-    return {"worker_consumer": "celery_wheel:Consumer", "wheel_store": stores[kind]}
+    url = {"sqlite": f"sqlite:///{tmp_path / 'wheel.db'}", "broker": "broker://"}.get(kind)
+    if kind == "redis":
+        url = f"{request.getfixturevalue('redis_server').url}/2"
+    elif kind in SERVERS:
+        url = shared_database(SERVERS[kind])
+    assert url is not None, f"no such custody: {kind}"
+    return {
+        "worker_consumer": "celery_wheel:Consumer",
+        "wheel_store": url,
+        # Tests share the database servers.
+        "wheel_namespace": f"t{uuid.uuid4().hex[:10]}",
+    }
 
 
 def on(*pairs: str) -> pytest.MarkDecorator:
-    """Run a test on these pairs of broker and custody: ``on("redis-sqlite", …)``."""
+    """Run a test on these pairs of broker and custody: ``on("redis-sqlite", …)``.
+
+    ``CELERY_WHEEL_MATRIX=1`` adds every other store with both brokers to tests on SQLite.
+    """
+    if MATRIX and any(pair.endswith("-sqlite") for pair in pairs):
+        every = [f"{b}-{c}" for b in ("redis", "rabbitmq") for c in ("redis", *SERVERS)]
+        pairs = tuple(dict.fromkeys([*pairs, *every]))
     values = [pytest.param(*pair.split("-"), id=pair) for pair in pairs]
     return pytest.mark.parametrize(("broker", "custody"), values, indirect=True)
 

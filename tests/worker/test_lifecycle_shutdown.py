@@ -7,7 +7,7 @@ import time
 
 import pytest
 
-from tests.support.fixtures import on
+from tests.support.fixtures import SHARED, on
 
 LATE_S = 2.0
 
@@ -44,7 +44,7 @@ def test_a_warm_shutdown_with_tasks_in_every_place(worker, publish, probes):
 
 
 @pytest.mark.parametrize("soft_s", [0, 1])
-@on("redis-sqlite", "rabbitmq-sqlite")
+@on("redis-sqlite", "rabbitmq-sqlite", *SHARED)
 def test_a_late_ack_task_that_a_cold_shutdown_cut_short_runs_again(
     soft_s, conf, worker, publish, probes
 ):

@@ -8,7 +8,7 @@ from datetime import datetime, timedelta, timezone
 
 import pytest
 
-from tests.support.fixtures import on
+from tests.support.fixtures import SHARED, on
 from tests.support.processes import wait_for
 
 LATE_S = 1.5
@@ -35,7 +35,7 @@ def test_the_visibility_timeout_makes_no_copies(conf, worker, publish, probes):
     assert len(probes.runs("label")) == 1
 
 
-@on("redis-sqlite", "rabbitmq-sqlite", "redis-broker")
+@on("redis-sqlite", "rabbitmq-sqlite", "redis-broker", *SHARED)
 def test_the_prefetch_window_comes_back(worker, publish, probes, app):
     """Tasks that ran, were revoked, expired or came twice leave the window as it was."""
     held = worker()
@@ -63,7 +63,7 @@ def test_the_prefetch_window_comes_back(worker, publish, probes, app):
     assert min(run.late_s for run in probes.runs()) >= 0
 
 
-@on("redis-sqlite", "rabbitmq-sqlite", "redis-broker")
+@on("redis-sqlite", "rabbitmq-sqlite", "redis-broker", *SHARED)
 def test_a_copy_of_a_held_message_is_dropped(broker, worker, publish, probes):
     """The same message again: acknowledged and counted, one run. Another ETA is another one."""
     held = worker()
@@ -83,7 +83,7 @@ def test_a_copy_of_a_held_message_is_dropped(broker, worker, publish, probes):
 
 
 @pytest.mark.smoke
-@on("redis-sqlite", "rabbitmq-sqlite")
+@on("redis-sqlite", "rabbitmq-sqlite", *SHARED)
 def test_a_killed_worker_loses_nothing(broker, worker, publish, probes):
     """After kill -9 the next worker runs at once what fell due meanwhile, the rest at its ETA."""
     first = worker(name="same@test")
@@ -103,7 +103,7 @@ def test_a_killed_worker_loses_nothing(broker, worker, publish, probes):
     assert len(probes.runs()) == 2
 
 
-@on("redis-sqlite", "rabbitmq-sqlite")
+@on("redis-sqlite", "rabbitmq-sqlite", *SHARED)
 def test_a_warm_shutdown_hands_over(worker, publish, probes):
     """SIGTERM ends a worker in moments, and the next one holds what it held."""
     first = worker()
@@ -163,7 +163,7 @@ def test_redis_gives_back_what_a_lost_connection_held(conf, proxied, worker, pub
 
 
 @pytest.mark.skipif("CELERY_WHEEL_LONG" not in os.environ, reason="minutes; CELERY_WHEEL_LONG=1")
-@on("redis-sqlite", "rabbitmq-sqlite")
+@on("redis-sqlite", "rabbitmq-sqlite", *SHARED)
 def test_twenty_lost_connections(proxied, worker, publish, probes):
     """Twenty cuts with tasks held and falling due: each runs once, nothing stays."""
     held = worker()

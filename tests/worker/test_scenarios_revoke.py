@@ -7,12 +7,12 @@ import time
 import pytest
 
 from tests.support.events import EventCatcher
-from tests.support.fixtures import on
+from tests.support.fixtures import SHARED, on
 from tests.support.processes import wait_for
 
 
 @pytest.mark.smoke
-@on("redis-sqlite", "rabbitmq-sqlite", "redis-broker")
+@on("redis-sqlite", "rabbitmq-sqlite", "redis-broker", *SHARED)
 def test_a_revoke_of_a_held_task_takes_effect_at_once(broker, app, worker, publish, probes):
     """Gone from `inspect scheduled` and the broker, prefetch back, REVOKED, announced once."""
     held = worker(args=("--without-mingle", "--without-gossip", "-E"))
@@ -42,7 +42,7 @@ def test_a_revoke_of_a_held_task_takes_effect_at_once(broker, app, worker, publi
     assert probes.runs() == []
 
 
-@on("redis-sqlite", "rabbitmq-sqlite", "redis-broker")
+@on("redis-sqlite", "rabbitmq-sqlite", "redis-broker", *SHARED)
 def test_a_revoke_outlives_a_restart(app, worker, publish, probes):
     """A task revoked before a restart without --statedb does not run; its neighbour does."""
     first = worker(name="same@test")

@@ -6,11 +6,11 @@ import time
 from collections import Counter
 from datetime import datetime, timedelta, timezone
 
-from tests.support.fixtures import on
+from tests.support.fixtures import SHARED, on
 from tests.support.processes import wait_for
 
 
-@on("redis-sqlite")
+@on("redis-sqlite", *SHARED)
 def test_two_workers_share_a_storm(worker, publish, probes):
     """Tasks of one minute, held before the second worker starts: both run a fair part."""
     first = worker(concurrency=2)
@@ -29,7 +29,7 @@ def test_two_workers_share_a_storm(worker, publish, probes):
     assert min(shares.values()) >= 75
 
 
-@on("redis-sqlite")
+@on("redis-sqlite", *SHARED)
 def test_a_worker_added_in_a_storm_helps(worker, publish, probes):
     """What is due already and waits in the first worker is given to the one that comes."""
     first = worker(concurrency=1)
@@ -48,7 +48,7 @@ def test_a_worker_added_in_a_storm_helps(worker, publish, probes):
     assert len({run.task_id for run in runs}) == 200
 
 
-@on("redis-sqlite")
+@on("redis-sqlite", *SHARED)
 def test_nothing_waits_behind_a_long_task(worker, publish, probes):
     """A pool that is stuck on long tasks keeps nothing that an idle worker could run."""
     first = worker(concurrency=1)
