@@ -62,7 +62,7 @@ def list_(backlog: Backlog, *, limit: int, as_json: bool, **which: Any) -> None:
     if as_json:
         print_json(rows)
         return
-    heads = ("id", "name", "queue", "due", "due_in_s", "retries", "priority", "state", "owner")
+    heads = ("id", "name", "queue", "due", "state", "owner")  # --json has all
     print_table(heads, ([row[head] for head in heads] for row in rows))
     if limit and len(rows) == limit:
         click.echo(f"({limit} shown; there may be more: --limit 0 for all)", err=True)

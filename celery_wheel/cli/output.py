@@ -47,8 +47,8 @@ def _rich_table(heads: Sequence[str], lines: list[list[str]]) -> bool:
         return False
     table = Table(box=None, header_style="bold", pad_edge=False)
     for head in heads:
-        # An id that is cut short can't be used.
-        table.add_column(head, overflow="fold", no_wrap=head == "id")
+        # What is cut short can't be used.
+        table.add_column(head, overflow="fold", no_wrap=head in ("id", "due"))
     for line in lines:
         table.add_row(*map(Text, line))
     Console().print(table)
