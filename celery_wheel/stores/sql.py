@@ -3,7 +3,8 @@
 Knows the contract of :mod:`celery_wheel.stores.base` and the statements; what databases
 differ in is behind :class:`~celery_wheel.stores.sql_database.Database`. Every call is one
 transaction, and long lists are cut into pieces inside it: a crash leaves all of a call or
-nothing. Rows are chosen by a ``SELECT`` inside the transaction that changes them.
+nothing. Rows are chosen by a ``SELECT`` inside the transaction that changes them, and locked by
+it where a database has row locks. A call that lost to another one is repeated.
 
 Thread-safety: one thread at a time. Fork-safety: as the database.
 """
@@ -27,8 +28,8 @@ from celery_wheel.stores.base import (
     Ref,
     Store,
 )
-from celery_wheel.stores.sql_database import Database
-from celery_wheel.stores.sql_schema import stamps_of, task_of, values_of
+from celery_wheel.stores.sql_database import Database, again
+from celery_wheel.stores.sql_schema import shortened, stamps_of, task_of, values_of
 from celery_wheel.stores.sql_statements import Statements
 from celery_wheel.task import DelayedTask
 
@@ -50,7 +51,7 @@ class SqlStore(Store):
 
     def __init__(self, database: Database) -> None:
         self.database = database
-        self._sql = Statements(database.tables, database.insert)
+        self._sql = Statements(database.tables, database.keep_latest)
         self._started: set[str] = set()
 
     def open(self) -> None:
@@ -65,12 +66,13 @@ class SqlStore(Store):
         """See :meth:`Store.sibling`."""
         return SqlStore(self.database.sibling())
 
+    @again
     def put(self, tasks: Sequence[DelayedTask], now_ms: int) -> PutResult:
         """See :meth:`Store.put`."""
         offered: dict[bytes, DelayedTask] = {}
         for task in tasks:
             offered.setdefault(task.key, task)
-        with self.database.transaction("durable") as connection:
+        with self.database.transaction("durable", "share") as connection:
             rows = _select(connection, self._sql.known_keys, "keys", offered)
             known = {row.key for row in rows}
             rows = _select(connection, self._sql.seen_keys, "keys", offered, now_ms=now_ms)
@@ -115,9 +117,10 @@ class SqlStore(Store):
         return {
             key
             for key, task_id, of_task in tasks
-            if task_id in ids or not stamps.isdisjoint(of_task)
+            if shortened(task_id) in ids or not stamps.isdisjoint(map(shortened, of_task))
         }
 
+    @again
     def claim(
         self,
         owner: str,
@@ -144,9 +147,8 @@ class SqlStore(Store):
                 del rows[limit:]
                 if len(rows) == limit:
                     wanted["until_ms"] = rows[-1].due_ms  # no later row has a place any more
-            if rows:
-                owned = [{"row": row.seq, "by": owner} for row in rows]
-                connection.execute(self._sql.own, owned)
+            for chunk in _chunks(row.seq for row in rows):
+                connection.execute(self._sql.own, {"rows": chunk, "by": owner})
         tasks = [task_of(row) for row in rows]
         for task in tasks:
             task.owner = owner
@@ -158,12 +160,13 @@ class SqlStore(Store):
             yield queue
             queue = connection.scalar(self._sql.next_free_queue, {"after": queue})
 
+    @again
     def confirm(self, owner: str, refs: Sequence[Ref], now_ms: int) -> set[bytes]:
         """See :meth:`Store.confirm`."""
         wanted, keys = set(refs), [key for key, _ in refs]
         confirmed: set[bytes] = set()
         ready: dict[bytes, Any] = {}
-        with self.database.transaction("write") as connection:
+        with self.database.transaction("write", "share") as connection:
             for row in _select(connection, self._sql.fence, "keys", keys):
                 if row.owner != owner or (row.key, row.version) not in wanted:
                     continue
@@ -174,11 +177,11 @@ class SqlStore(Store):
             named = [(row.key, row.id, stamps_of(row.stamps)) for row in ready.values()]
             for key in self._cancelled(connection, named, now_ms):
                 del ready[key]
-            if ready:
-                rows = [{"row": row.seq} for row in ready.values()]
-                connection.execute(self._sql.dispatch, rows)
+            for chunk in _chunks(row.seq for row in ready.values()):
+                connection.execute(self._sql.dispatch, {"rows": chunk})
         return confirmed.union(ready)
 
+    @again
     def settle(self, keys: Sequence[bytes], seen_until_ms: int | None = None) -> int:
         """See :meth:`Store.settle`."""
         with self.database.transaction("write") as connection:
@@ -194,6 +197,7 @@ class SqlStore(Store):
             connection.execute(self._sql.delete_stamps, {"keys": chunk})
         return count
 
+    @again
     def release(
         self, owner: str, keys: Sequence[bytes] | None = None, *, redelivered: bool = False
     ) -> int:
@@ -207,6 +211,7 @@ class SqlStore(Store):
                 for chunk in _chunks(keys)
             )
 
+    @again
     def heartbeat(self, owner: Owner, ttl_s: float) -> bool:
         """See :meth:`Store.heartbeat`."""
         with self.database.transaction("write") as connection:
@@ -227,6 +232,7 @@ class SqlStore(Store):
         self._started.add(owner.name)
         return held or first
 
+    @again
     def end_lease(self, owner: str) -> None:
         """See :meth:`Store.end_lease`."""
         with self.database.transaction("write") as connection:
@@ -240,14 +246,20 @@ class SqlStore(Store):
 
     def reap(self, dead: Iterable[str] = ()) -> int:
         """See :meth:`Store.reap`."""
+        return self._reap(list(dead))
+
+    @again
+    def _reap(self, dead: Sequence[str]) -> int:
         freed = 0
         with self.database.transaction("write") as connection:
             now = {"now_ms": self.database.now_ms(connection)}
             for name in dead:
                 connection.execute(self._sql.end_lease, {"by": name})
             connection.execute(self._sql.end_expired, now)
+            # In this order: who begins a lease and claims rows in between is not met.
+            owners = list(self._row_owners(connection))
             living = set(connection.scalars(self._sql.lease_names))
-            for name in self._row_owners(connection):
+            for name in owners:
                 if name not in living:
                     freed += connection.execute(self._sql.release_all, {"by": name}).rowcount
             connection.execute(self._sql.expire_cancelled, now)
@@ -260,6 +272,7 @@ class SqlStore(Store):
             yield name
             name = connection.scalar(self._sql.next_row_owner, {"after": name})
 
+    @again
     def cancel(
         self,
         ids: Sequence[str],
@@ -275,7 +288,7 @@ class SqlStore(Store):
         ]
         if not tombstones:
             return Cancelled()
-        with self.database.transaction("durable") as connection:
+        with self.database.transaction("durable", "shut") as connection:
             connection.execute(self._sql.remember_cancelled, tombstones)
             found = {row.key: row for row in _select(connection, self._sql.by_ids, "ids", ids)}
             carriers = _select(connection, self._sql.by_stamps, "names", stamps)
@@ -286,6 +299,7 @@ class SqlStore(Store):
         outcomes.update((task.id, "cancelled") for task in gone)
         return Cancelled(gone, outcomes)
 
+    @again
     def forget(self, keys: Sequence[bytes]) -> list[DelayedTask]:
         """See :meth:`Store.forget`."""
         with self.database.transaction("write") as connection:
@@ -294,6 +308,7 @@ class SqlStore(Store):
             self._delete(connection, [task.key for task in gone])
         return gone
 
+    @again
     def reschedule(self, task_id: str, due_ms: int) -> int:
         """See :meth:`Store.reschedule`."""
         with self.database.transaction("write") as connection:

@@ -7,6 +7,7 @@ can a database see that a partial index holds all the rows in question.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import sqlalchemy as sa
@@ -29,15 +30,15 @@ class Statements:
 
     Args:
         tables: the tables.
-        insert: the dialect's ``insert``, one that has ``on_conflict_do_update``.
+        keep_latest: makes the statement that remembers tombstones in one of them.
     """
 
-    def __init__(self, tables: Tables, insert: Any) -> None:
+    def __init__(self, tables: Tables, keep_latest: Callable[[sa.Table], Any]) -> None:
         self.tables = tables
         self._about_rows()
         self._about_fences()
         self._about_counts()
-        self._about_tombstones(insert)
+        self._about_tombstones(keep_latest)
         self._about_leases()
 
     def _about_rows(self) -> None:
@@ -50,10 +51,11 @@ class Statements:
         self.known_keys = sa.select(one.key).where(one.key.in_(_list("keys")))
         self.delete = sa.delete(tasks).where(one.key.in_(_list("keys")))
         self.delete_stamps = sa.delete(stamps).where(stamps.c.key.in_(_list("keys")))
-        self.by_ids = sa.select(tasks).where(one.id.in_(_list("ids")))
+        self.by_ids = sa.select(tasks).where(one.id.in_(_list("ids"))).with_for_update()
         carriers = sa.select(stamps.c.key).where(stamps.c.stamp.in_(_list("names")))
-        self.by_stamps = sa.select(tasks).where(one.key.in_(carriers))
-        self.pending_by_keys = sa.select(tasks).where(one.key.in_(_list("keys")), pending)
+        self.by_stamps = sa.select(tasks).where(one.key.in_(carriers)).with_for_update()
+        of_keys = sa.select(tasks).where(one.key.in_(_list("keys")), pending)
+        self.pending_by_keys = of_keys.with_for_update()
         self.expiring = (
             sa.select(tasks)
             .where(pending, one.expires_ms < sa.bindparam("before_ms"))
@@ -75,10 +77,13 @@ class Statements:
             .where(free, one.queue == sa.bindparam("queue"), one.due_ms <= sa.bindparam("until_ms"))
             .order_by(*self.in_order)
             .limit(sa.bindparam("row_limit"))
+            # Others take other rows; without the hint MySQL takes a few rows for no rows.
+            .with_for_update(skip_locked=True)
+            .with_hint(tasks, f"FORCE INDEX ({self.tables.namespace}_ix_claim)", "mysql")
         )
         self.claimable_known = self.claimable.where(one.name.not_in(_list("unknown")))
         self.own = (
-            sa.update(tasks).where(one.seq == sa.bindparam("row")).values(owner=sa.bindparam("by"))
+            sa.update(tasks).where(one.seq.in_(_list("rows"))).values(owner=sa.bindparam("by"))
         )
         #: The queues of free rows, from one to the next: no row in between is read.
         self.first_free_queue = sa.select(sa.func.min(one.queue)).where(free)
@@ -87,17 +92,20 @@ class Statements:
     def _about_fences(self) -> None:
         tasks = self.tables.tasks
         one = tasks.c
-        self.fence = sa.select(
-            one.seq, one.key, one.id, one.version, one.state, one.owner, one.due_ms, one.stamps
-        ).where(one.key.in_(_list("keys")))
-        self.dispatch = sa.update(tasks).where(one.seq == sa.bindparam("row")).values(state=_1)
+        seen = (one.seq, one.key, one.id, one.version, one.state, one.owner, one.due_ms, one.stamps)
+        self.fence = sa.select(*seen).where(one.key.in_(_list("keys"))).with_for_update()
+        self.dispatch = sa.update(tasks).where(one.seq.in_(_list("rows"))).values(state=_1)
         flag = sa.case((one.state == _1, _1), else_=one.redelivered)
-        free = sa.update(tasks).values(state=_0, owner=None, redelivered=flag)
+        # In this order: MySQL's flag would look at the new state.
+        rest = ((one.state, _0), (one.owner, sa.null()))
+        free = sa.update(tasks).ordered_values((one.redelivered, flag), *rest)
         self.release_all = free.where(one.owner == sa.bindparam("by"))
         # Wrapped, so that no planner reads all rows of the owner to find those with the keys.
         is_mine = sa.func.coalesce(one.owner, "") == sa.bindparam("by")
-        self.release = free.where(is_mine, one.key.in_(_list("keys")))
-        self.release_redelivered = self.release.values(redelivered=_1)
+        named = (is_mine, one.key.in_(_list("keys")))
+        self.release = free.where(*named)
+        marked = sa.update(tasks).ordered_values((one.redelivered, _1), *rest)
+        self.release_redelivered = marked.where(*named)
 
     def _about_counts(self) -> None:
         tasks = self.tables.tasks
@@ -112,7 +120,7 @@ class Statements:
         self.count_due_dispatched = count.where(dispatched, *within)
         self.oldest_due = sa.select(one.due_ms).where(one.state == _0).order_by(one.due_ms).limit(1)
 
-    def _about_tombstones(self, insert: Any) -> None:
+    def _about_tombstones(self, keep_latest: Callable[[sa.Table], Any]) -> None:
         cancelled, seen = self.tables.cancelled, self.tables.seen
         self.cancelled = sa.select(cancelled.c.name).where(
             cancelled.c.is_stamp == sa.bindparam("is_stamp"),
@@ -122,8 +130,8 @@ class Statements:
         self.seen_keys = sa.select(seen.c.key).where(
             seen.c.key.in_(_list("keys")), seen.c.until_ms > sa.bindparam("now_ms")
         )
-        self.remember_cancelled = _keep_latest(insert(cancelled))
-        self.remember_seen = _keep_latest(insert(seen))
+        self.remember_cancelled = keep_latest(cancelled)
+        self.remember_seen = keep_latest(seen)
         self.expire_cancelled = sa.delete(cancelled).where(
             cancelled.c.until_ms <= sa.bindparam("now_ms")
         )
@@ -153,6 +161,7 @@ class Statements:
         query = sa.select(tasks).order_by(*self.in_order).limit(sa.bindparam("row_limit"))
         if after is not None:
             query = query.where(sa.tuple_(*self.in_order) > sa.tuple_(*after))
+            query = query.where(one.due_ms >= after[0])  # MySQL finds no range in a tuple
         if which.ids is not None:
             query = query.where(one.id.in_(_list("ids")))
         if which.stamps is not None:
@@ -164,12 +173,3 @@ class Statements:
             query = query.where(one.due_ms < which.due_before_ms)
         equal = {one.name: which.name, one.queue: which.queue, one.owner: which.owner}
         return query.where(*(col == value for col, value in equal.items() if value is not None))
-
-
-def _keep_latest(insert: Any) -> Any:
-    """Insert a tombstone, or let the one that is there last the longer of both times."""
-    table, new = insert.table, insert.excluded.until_ms
-    longest = sa.case((table.c.until_ms > new, table.c.until_ms), else_=new)
-    return insert.on_conflict_do_update(
-        index_elements=list(table.primary_key.columns), set_={"until_ms": longest}
-    )

@@ -18,7 +18,7 @@ from sqlalchemy.dialects.sqlite import insert
 
 from celery_wheel.clock import SYSTEM_CLOCK, Clock
 from celery_wheel.errors import ConfigError, StoreError, StoreUnavailable
-from celery_wheel.stores.sql_database import Database, Mode
+from celery_wheel.stores.sql_database import Database, Gate, Mode
 
 __all__ = ("SqliteDatabase",)
 
@@ -163,7 +163,8 @@ class SqliteDatabase(Database):
         self._synchronous = ""
         return connection
 
-    def _begin(self, connection: sa.Connection, mode: Mode) -> None:
+    def _begin(self, connection: sa.Connection, mode: Mode, gate: Gate | None) -> None:  # noqa: ARG002
+        """See :meth:`Database._begin`; there is one writer at a time, and no need of a gate."""
         if mode == "read":
             connection.exec_driver_sql("BEGIN")
             return

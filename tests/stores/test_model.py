@@ -15,7 +15,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule, run_stat
 from celery_wheel.stores.base import Counts, Filter
 from celery_wheel.task import DISPATCHED, PENDING, DelayedTask
 from tests.stores.rows import NOW, owner
-from tests.stores.stores import KINDS
+from tests.stores.stores import KINDS, SERVERS
 
 OWNERS = st.sampled_from(["w1", "w2", "w3"])
 IDS = st.sampled_from([f"id{n}" for n in range(6)])
@@ -242,5 +242,6 @@ class Model(RuleBasedStateMachine):
 def test_a_store_agrees_with_its_model(kind):
     """Whatever the order of calls, the store answers as a plain dict of rows would."""
     machine = type("Machine", (Model,), {"kind": kind})
-    modest = settings(deadline=None, derandomize=True, max_examples=15, stateful_step_count=30)
+    examples = 5 if kind in SERVERS else 15
+    modest = settings(max_examples=examples, stateful_step_count=30)
     run_state_machine_as_test(machine, settings=modest)

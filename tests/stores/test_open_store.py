@@ -14,9 +14,8 @@ from celery_wheel.stores import open_store
 @pytest.mark.parametrize("url", ["mongodb://u:secret@host/db", "secret", "", "sqlite", "://secret"])
 def test_unknown_urls_list_what_there_is(url):
     """A URL without a store is refused; the message lists the schemes and keeps the secret."""
-    with pytest.raises(
-        ConfigError, match="sqlite://, redis://, rediss://, unix://, memory://"
-    ) as error:
+    known = r"sqlite://, redis://, .* postgresql://, .* mysql://, .* memory://"
+    with pytest.raises(ConfigError, match=known) as error:
         open_store(url)
     assert "secret" not in str(error.value)
 
