@@ -6,6 +6,8 @@ Name                           Versions       Why
 ``Hub._ready``                 5.3 – 5.7      callbacks that wait while the poller is about to sleep
 ``redis.QoS`` pipelines        5.3 – 5.7      all acks of a batch in one round trip
 ``redis.QoS.unacked_*_key``    5.3 – 5.7      renewing the visibility timeout of held messages
+``SQS.Channel.sqs``            5.3 – 5.7      the client of a queue, made as the transport makes it
+``virtual.QoS.ack``            5.3 – 5.7      to forget a message that the server took away
 ``Request._announce_revoked``  5.1 – 5.7      the announcement of a revoke, as Celery makes it
 ``Request._apply_result``      5.0 – 5.7      the pool's job of a request, on connection loss
 ``ApplyResult._accepted``      billiard 4     which jobs ``AsynPool.flush`` may throw away
@@ -37,6 +39,7 @@ from celery.bootsteps import RUN
 from celery.worker import state
 from celery.worker.strategy import default as default_strategy
 from kombu.serialization import prepare_accept_content
+from kombu.transport.virtual.base import QoS as VirtualQoS
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -50,6 +53,7 @@ __all__ = (
     "control_step_class",
     "correct_semaphore",
     "default_strategy",
+    "forget_delivery",
     "forget_scheduled",
     "job_was_written",
     "keep_written_jobs",
@@ -60,6 +64,7 @@ __all__ = (
     "release_slot",
     "released_on_accept",
     "slot_semaphore",
+    "sqs_client",
     "uses_default_strategy",
     "warn_unknown_version",
     "without_requests",
@@ -179,7 +184,8 @@ def keep_written_jobs(requests: Iterable[Any]) -> Iterator[None]:
     It discards those that are not accepted; up to 5.6 it empties the pool's table of jobs, and
     then the end of none is heard, and none gives its slot back.
     """
-    jobs = [job for job in map(_job, requests) if hasattr(job, "_cache") and not job.ready()]
+    found: list[Any] = [_job(request) for request in requests]
+    jobs = [job for job in found if hasattr(job, "_cache") and not job.ready()]
     shielded = [job for job in jobs if not job._accepted]
     for job in shielded:
         job._accepted = True
@@ -248,6 +254,19 @@ def redis_ack_many(messages: list[Any]) -> set[Any]:
         super(type(qos), qos).ack(message.delivery_tag)
         message._state = "ACK"
     return set(tags) if found == len(set(tags)) else set()
+
+
+def forget_delivery(message: Any) -> None:
+    """Give back the place of a message in a virtual channel's window; the server is not asked."""
+    ack: Any = VirtualQoS.ack
+    ack(message.channel.qos, message.delivery_tag)
+    message._state = "ACK"
+
+
+def sqs_client(message: Any) -> Any:
+    """The client of the queue that an SQS message came from. Safe to use in another thread."""
+    channel = message.channel
+    return channel.sqs(queue=channel.canonical_queue_name(message.delivery_info["routing_key"]))
 
 
 def redis_renew(channel: Any, tags: list[Any], now: float) -> tuple[float, list[Any]]:

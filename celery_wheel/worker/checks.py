@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from celery.utils.log import get_logger
+from celery.utils.quorum_queues import detect_quorum_queues
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -85,16 +86,13 @@ def _broker_custody(consumer: Any, driver: str) -> Iterator[str]:
                 "set at least 60 s, or name a wheel_store"
             )
     elif driver == "amqp":
-        yield (
-            "no wheel_store is set: delayed messages stay unacknowledged, and RabbitMQ closes "
-            "the channel after its consumer timeout (30 minutes by default); for longer delays "
-            "set wheel_store, for example sqlite:///wheel.db"
-        )
-    elif driver in ("sqs", "SQS"):
-        yield (
-            "no wheel_store is set: SQS hands a delayed message out again after its visibility "
-            "timeout; set wheel_store"
-        )
+        found, queue = detect_quorum_queues(consumer.app, driver)
+        if found:
+            yield (
+                f"no wheel_store is set and {queue} is a quorum queue, whose window of "
+                "unacknowledged messages can't be raised: once it is full of delayed tasks "
+                "nothing else runs; set wheel_store, for example sqlite:///wheel.db"
+            )
     elif driver in ("filesystem", "memory"):
         yield (
             f"no wheel_store is set and the {driver} transport removes a message before it is "

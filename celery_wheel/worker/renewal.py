@@ -80,6 +80,13 @@ class Renewal:
         self._keeper.settle_key(key, acked=True)
         return delivery
 
+    def _gone(self, key: bytes) -> bool:
+        """The broker took a message away: forget its task, unless it runs."""
+        delivery = self._let_go(key)
+        if delivery is not None:
+            _compat.forget_delivery(delivery.message)
+        return delivery is not None
+
 
 class RedisRenewal(Renewal):
     """Redis hands a message out again once its visibility timeout has passed.
@@ -113,7 +120,7 @@ class RedisRenewal(Renewal):
             return
         self._at = self._engine.clock.monotonic() + timeout_s / 4
         for tag in gone:
-            if self._let_go(tags[tag]) is not None:
+            if self._gone(tags[tag]):
                 logger.info("A held message was given to another worker (%s).", tag)
 
     def returned(self, task: DelayedTask, delivery: Delivery) -> bool:

@@ -24,6 +24,7 @@ from celery_wheel.worker.keeper import Keeper
 from celery_wheel.worker.lease import Lease
 from celery_wheel.worker.renewal import RedisRenewal, Renewal
 from celery_wheel.worker.reparking import Reparking
+from celery_wheel.worker.sqs import SqsRenewal
 from celery_wheel.worker.store_thread import InlineExecutor, StoreThread
 
 __all__ = ("WheelStep",)
@@ -98,7 +99,11 @@ class WheelStep(bootsteps.StartStopStep):
 
 def renewal_for(driver: str) -> type[Renewal]:
     """How messages are held for long, by the driver type of the transport."""
-    kinds: dict[str, type[Renewal]] = {"amqp": Reparking, "redis": RedisRenewal}
+    kinds: dict[str, type[Renewal]] = {
+        "amqp": Reparking,
+        "redis": RedisRenewal,
+        "sqs": SqsRenewal,
+    }
     return kinds.get(driver, Renewal)
 
 
