@@ -89,10 +89,11 @@ def test_damaged_rows_harm_no_others(custody, worker, publish, probes):
     strange = publish("probe", "strange", countdown=600)
     publish("probe", "sound", countdown=600)
     held.wait_held(3)
+    table = f"{custody['wheel_namespace']}_tasks"
     due_ms = int(time.time() * 1000) + 1500
     with closing(sqlite3.connect(path_of(custody))) as database, database:
-        database.execute("UPDATE celery_wheel_tasks SET due_ms = ?", (due_ms,))
-        spoil = "UPDATE celery_wheel_tasks SET {} WHERE id = ?"
+        database.execute(f"UPDATE {table} SET due_ms = ?", (due_ms,))
+        spoil = f"UPDATE {table} SET {{}} WHERE id = ?"
         database.execute(spoil.format("envelope = x'00ff'"), (damaged.id,))
         database.execute(spoil.format("stamps = '{{{'"), (strange.id,))
     (sound,) = probes.wait("sound")
@@ -108,7 +109,7 @@ def test_damaged_rows_harm_no_others(custody, worker, publish, probes):
     publish("probe", "then", countdown=0.3)
     probes.wait("then")
     with closing(sqlite3.connect(path_of(custody))) as database:
-        rows = database.execute("SELECT id FROM celery_wheel_tasks").fetchall()
+        rows = database.execute(f"SELECT id FROM {table}").fetchall()
     assert {damaged.id} <= {row for (row,) in rows}
 
 
@@ -127,13 +128,14 @@ def test_damaged_rows_harm_no_others(custody, worker, publish, probes):
     ],
     ids=lambda value: next(iter(value)) if isinstance(value, dict) else value,
 )
-def test_a_wrong_setting_stops_the_worker_with_one_line(wrong, says, tmp_path, worker):
+def test_a_wrong_setting_stops_the_worker_with_one_line(wrong, says, custody, tmp_path, worker):
     """The exit code is not 0, and the one line names the setting and what to do."""
     (tmp_path / "folder").mkdir()
     (tmp_path / "text").write_text("this is no database\n" * 100)
     with closing(sqlite3.connect(tmp_path / "newer.db")) as database, database:
-        database.execute("CREATE TABLE celery_wheel_meta (name VARCHAR(40), value BIGINT)")
-        database.execute("INSERT INTO celery_wheel_meta VALUES ('schema', 99)")
+        table = f"{custody['wheel_namespace']}_meta"
+        database.execute(f"CREATE TABLE {table} (name VARCHAR(40), value BIGINT)")
+        database.execute(f"INSERT INTO {table} VALUES ('schema', 99)")
     conf = {
         name: value.format(folder=tmp_path) if isinstance(value, str) else value
         for name, value in wrong.items()
