@@ -9,9 +9,10 @@ STAMP := $(VENV)/.made-from-$(HASH)
 # Tests on real brokers mostly wait: a few more processes than cores pay.
 JOBS ?= 4
 BROKER ?=
+MINUTES ?= 5
 CELERY_VERSIONS ?= 5.5 5.6 5.7
 
-.PHONY: help env servers lint format type unit test demo compat compat-smoke bench clean
+.PHONY: help env servers lint format type unit test demo compat compat-smoke soak bench clean
 .DEFAULT_GOAL := help
 
 help: ## list the targets
@@ -55,6 +56,10 @@ compat-smoke: servers ## the marked worker tests on the oldest supported Celery
 
 compat: servers ## the marked worker tests on every supported Celery
 	@for version in $(CELERY_VERSIONS); do scripts/compat "$$version" || exit 1; done
+
+soak: env servers ## workers killed at random for MINUTES, and the books afterwards
+	$(BIN)/python -m tests.crash.chaos --minutes $(MINUTES)
+	$(BIN)/python -m tests.crash.chaos --minutes $(MINUTES) --broker rabbitmq --late
 
 bench: env ## the benchmarks (minutes; leave the machine alone meanwhile)
 	$(BIN)/python -m benchmarks

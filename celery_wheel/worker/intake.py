@@ -232,7 +232,7 @@ class Intake:
                 keeper = engine.broker_keeper
         with engine.lock:
             task.owner = keeper.owner if engine.wants(task, keeper) else None
-            self.lines[keeper].add(task, self._delivery(message))
+            self.lines[keeper].add(task, self._delivery(message, keeper))
 
     def _run_now(self, request: Any, callbacks: Any) -> None:
         """Celery's own way for a task without an ETA; no timer, no prefetch window."""
@@ -248,10 +248,14 @@ class Intake:
             callback(request)
         consumer.on_task_request(request)
 
-    def _delivery(self, message: Any) -> Delivery:
+    def _delivery(self, message: Any, keeper: Keeper) -> Delivery:
         consumer = self._consumer
         # A limit clamps the window, and a clamped raise can't be taken back exactly.
         raised = consumer.qos if consumer.app.conf.get("worker_eta_task_limit") is None else None
+        if not keeper.holds_messages:
+            # While the store is away, what waits for it must not fill the memory.
+            uncommitted = len(self.lines[keeper])
+            raised = raised if uncommitted < self._engine.settings.resident_limit else None
         now = self._engine.clock.monotonic()
         return Delivery(message, consumer.connection_errors, raised, now)
 

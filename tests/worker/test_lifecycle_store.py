@@ -10,6 +10,7 @@ import psutil
 import pytest
 
 from tests.support.fixtures import on
+from tests.support.processes import wait_for
 
 LATE_S = 2.0
 
@@ -78,6 +79,28 @@ def test_a_worker_stops_although_its_store_is_locked(custody, worker, publish, p
     assert min(arrives.late_s, held.late_s) >= 0
     second.wait_held(0)
     assert len(probes.runs()) == 2
+
+
+@on("redis-sqlite")
+def test_what_waits_for_a_store_is_bounded(broker, custody, worker, publish, probes):
+    """While the store is away the worker takes in as many as may be resident, and no more: the
+    rest stays with the broker, and all run afterwards."""
+    held = worker(concurrency=2, conf={"wheel_resident_limit": 10})
+    before = held.prefetch()
+    with closing(sqlite3.connect(path_of(custody), isolation_level=None)) as locker:
+        locker.execute("BEGIN EXCLUSIVE")
+        for _ in range(100):
+            publish("probe", "label", countdown=3)
+        wait_for(lambda: broker.unacked() >= 10, what="some were taken in")
+        time.sleep(1)
+        assert broker.unacked() <= 10 + 2 * before
+        assert broker.depth() >= 100 - 10 - 2 * before
+        locker.execute("ROLLBACK")
+    runs = probes.wait("label", 100, timeout_s=30)
+    held.wait_held(0)
+    assert len({run.task_id for run in runs}) == len(probes.runs("label")) == 100
+    assert min(run.late_s for run in runs) >= 0
+    wait_for(lambda: held.prefetch() == before, what="the prefetch window is back")
 
 
 @on("redis-sqlite")
