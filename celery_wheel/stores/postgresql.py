@@ -42,13 +42,15 @@ ANSWER_TIMEOUT_S = 30.0
 #: How long the server waits for our next statement, before it takes our locks away.
 SILENCE_TIMEOUT_S = 30
 
-_LIMITS = (
+_SETTINGS = (
+    # Every statement has its index; a planner without statistics may not know.
+    "; SET LOCAL enable_seqscan = off"
     f"; SET LOCAL statement_timeout = {STATEMENT_TIMEOUT_S * 1000}"
     f"; SET LOCAL idle_in_transaction_session_timeout = {SILENCE_TIMEOUT_S * 1000}"
 )
-_WRITE = "BEGIN ISOLATION LEVEL READ COMMITTED READ WRITE" + _LIMITS
+_WRITE = "BEGIN ISOLATION LEVEL READ COMMITTED" + _SETTINGS
 _BEGIN = {
-    "read": "BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY" + _LIMITS,
+    "read": "BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY" + _SETTINGS,
     "write": _WRITE + "; SET LOCAL synchronous_commit = off",
     "durable": _WRITE,
 }

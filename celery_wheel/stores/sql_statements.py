@@ -25,6 +25,11 @@ def _list(name: str) -> sa.BindParameter[Any]:
     return sa.bindparam(name, expanding=True)
 
 
+def _holds(tombstones: sa.Table) -> sa.ColumnElement[bool]:
+    # Wrapped, so that no planner goes over all tombstones that hold: the names are few.
+    return tombstones.c.until_ms + _0 > sa.bindparam("now_ms")
+
+
 class Statements:
     """Named statements over one set of tables.
 
@@ -72,21 +77,23 @@ class Statements:
 
     def _about_claims(self, free: sa.ColumnElement[bool]) -> None:
         tasks, one = self.tables.tasks, self.tables.tasks.c
+        # MySQL guesses what is free and due, and guesses wrong.
+        hint = (tasks, f"FORCE INDEX ({self.tables.namespace}_ix_claim)", "mysql")
         self.claimable = (
             sa.select(tasks)
             .where(free, one.queue == sa.bindparam("queue"), one.due_ms <= sa.bindparam("until_ms"))
             .order_by(*self.in_order)
             .limit(sa.bindparam("row_limit"))
-            # Others take other rows; without the hint MySQL takes a few rows for no rows.
             .with_for_update(skip_locked=True)
-            .with_hint(tasks, f"FORCE INDEX ({self.tables.namespace}_ix_claim)", "mysql")
+            .with_hint(*hint)
         )
         self.claimable_known = self.claimable.where(one.name.not_in(_list("unknown")))
         self.own = (
             sa.update(tasks).where(one.seq.in_(_list("rows"))).values(owner=sa.bindparam("by"))
         )
         #: The queues of free rows, from one to the next: no row in between is read.
-        self.first_free_queue = sa.select(sa.func.min(one.queue)).where(free)
+        queues = sa.select(one.queue).where(free).order_by(one.queue).limit(_1)
+        self.first_free_queue = queues.with_hint(*hint)
         self.next_free_queue = self.first_free_queue.where(one.queue > sa.bindparam("after"))
 
     def _about_fences(self) -> None:
@@ -125,11 +132,9 @@ class Statements:
         self.cancelled = sa.select(cancelled.c.name).where(
             cancelled.c.is_stamp == sa.bindparam("is_stamp"),
             cancelled.c.name.in_(_list("names")),
-            cancelled.c.until_ms > sa.bindparam("now_ms"),
+            _holds(cancelled),
         )
-        self.seen_keys = sa.select(seen.c.key).where(
-            seen.c.key.in_(_list("keys")), seen.c.until_ms > sa.bindparam("now_ms")
-        )
+        self.seen_keys = sa.select(seen.c.key).where(seen.c.key.in_(_list("keys")), _holds(seen))
         self.remember_cancelled = keep_latest(cancelled)
         self.remember_seen = keep_latest(seen)
         self.expire_cancelled = sa.delete(cancelled).where(
@@ -150,15 +155,22 @@ class Statements:
         self.owners = sa.select(owners).order_by(owners.c.name)
         self.lease_names = sa.select(owners.c.name)
         #: The next owner that has rows: walks the index from name to name, not over the rows.
-        self.next_row_owner = sa.select(sa.func.min(one.owner)).where(
-            one.owner > sa.bindparam("after")
+        self.next_row_owner = (
+            sa.select(one.owner)
+            .where(one.owner > sa.bindparam("after"))
+            .order_by(one.owner)
+            .limit(_1)
         )
 
     def find(self, which: Filter, after: tuple[int, int, int] | None) -> sa.Select[Any]:
         """Select the rows of a filter in order, but for its ids, which ``:ids`` takes."""
         tasks, stamps = self.tables.tasks, self.tables.stamps
         one = tasks.c
-        query = sa.select(tasks).order_by(*self.in_order).limit(sa.bindparam("row_limit"))
+        due, *rest = self.in_order
+        named = which.ids is not None or which.stamps is not None
+        # Wrapped, so that no planner goes over all rows in order to find those few.
+        order = (due + _0 if named else due, *rest)
+        query = sa.select(tasks).order_by(*order).limit(sa.bindparam("row_limit"))
         if after is not None:
             query = query.where(sa.tuple_(*self.in_order) > sa.tuple_(*after))
             query = query.where(one.due_ms >= after[0])  # MySQL finds no range in a tuple
