@@ -57,7 +57,9 @@ class Probes:
         """Runs in the order in which they began; ``None`` for those of every label."""
         if not self.path.exists():
             return []
-        found = [Run(**json.loads(line)) for line in self.path.read_text().splitlines()]
+        # The last line may be half written.
+        lines = self.path.read_text().rpartition("\n")[0].splitlines()
+        found = [Run(**json.loads(line)) for line in lines]
         return [run for run in found if label in {None, run.label}]
 
     def wait(self, label: str | None = None, count: int = 1, timeout_s: float = 15) -> list[Run]:
