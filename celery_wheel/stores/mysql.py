@@ -46,7 +46,7 @@ _SESSION = (
 )
 _SNAPSHOT = (
     "SET TRANSACTION ISOLATION LEVEL REPEATABLE READ",
-    "START TRANSACTION WITH CONSISTENT SNAPSHOT, READ ONLY",
+    "START TRANSACTION READ ONLY",  # the snapshot is that of its first statement
 )
 _OLDEST = {True: (10, 6), False: (8, 0, 1)}
 
@@ -119,7 +119,9 @@ class MysqlDatabase(Database):
         """See :meth:`Database.open`."""
         try:
             super().open()
-        except TypeError as exc:  # an option that PyMySQL does not know
+        except ConfigError:
+            raise
+        except (TypeError, ValueError) as exc:  # an option that PyMySQL does not know, or take
             self.close()
             raise self._unreadable() from exc
         except RuntimeError as exc:  # how it says that a way to log in needs another package

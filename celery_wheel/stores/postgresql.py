@@ -65,6 +65,7 @@ _ADVICE = (
     ("password authentication failed|no password supplied|fe_sendauth", "check user and password"),
     ('role ".*" (does not exist|is not permitted)', "name a user that may log in"),
     ('database ".*" does not exist', "create the database, or name another one"),
+    ("(invalid|bad) .*(value|number|name)", "correct the URL"),
     ("no pg_hba.conf entry|permission denied for database", "let this user in from this host"),
     (
         "permission denied|no schema has been selected",

@@ -16,6 +16,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 import psycopg
 import pymysql
@@ -29,13 +30,12 @@ NOBODY = 65534
 
 
 class DatabaseServer(ABC):
-    """A server with an empty database ``wheel`` of the user ``wheel``.
+    """A server with an empty database ``wheel`` of the user ``wheel``, which ``url`` names.
 
-    ``url`` and ``admin_url`` name it; the administrator's password is ``admin``.
+    There is a user ``admin``, who may do everything, with the same password.
     """
 
     scheme: str
-    user: str
 
     def __init__(self, *options: str) -> None:
         self.port = free_port()
@@ -53,9 +53,15 @@ class DatabaseServer(ABC):
     @abstractmethod
     def _command(self) -> Sequence[str]: ...
 
+    @staticmethod
     @abstractmethod
-    def connect(self, database: str = "wheel") -> Any:
-        """A DB-API connection of the administrator, in autocommit mode."""
+    def connect(url: str) -> Any:
+        """A DB-API connection of an administrator, in autocommit mode, to what a URL names."""
+
+    @staticmethod
+    @abstractmethod
+    def waits(url: str, connection: int) -> bool:
+        """Whether the connection of this number waits for a lock."""
 
     @abstractmethod
     def _make_database(self) -> None: ...
@@ -69,14 +75,19 @@ class DatabaseServer(ABC):
         if self.process.returncode is not None:
             raise RuntimeError(f"the server did not start:\n{self.process.log()}")
         try:
-            self.connect(self.user).close()
+            self._first_connection().close()
         except (psycopg.OperationalError, pymysql.OperationalError):
             return False
         return True
 
-    def execute(self, *statements: str) -> list[Any]:
-        """Run statements as the administrator; the rows of the last."""
-        connection = self.connect()
+    @abstractmethod
+    def _first_connection(self) -> Any:
+        """A connection before there is a database."""
+
+    @classmethod
+    def execute(cls, url: str, *statements: str) -> list[Any]:
+        """Run statements as an administrator; the rows of the last."""
+        connection = cls.connect(url)
         try:
             cursor = connection.cursor()
             for statement in statements:
@@ -117,15 +128,14 @@ class PostgresServer(DatabaseServer):
     """PostgreSQL; it refuses to run as root, and then runs as nobody."""
 
     scheme = "postgresql"
-    user = "postgres"
 
     def _make_data(self) -> None:
         leash_folder().chmod(0o711)
         if os.geteuid() == 0:
             os.chown(self.folder, NOBODY, NOBODY)
         secret = self.folder / "secret"
-        secret.write_text("admin")
-        initdb = [*self._program("initdb"), "-D", str(self.folder / "data"), "-U", self.user]
+        secret.write_text("wh#el")
+        initdb = [*self._program("initdb"), "-D", str(self.folder / "data"), "-U", "admin"]
         initdb += ["--auth=scram-sha-256", f"--pwfile={secret}", "-E", "UTF8", "--locale=C"]
         subprocess.run([*initdb, "--no-sync"], check=True, capture_output=True)
 
@@ -158,14 +168,22 @@ class PostgresServer(DatabaseServer):
             *self._options,
         ]
 
-    def connect(self, database: str = "wheel") -> Any:
+    @staticmethod
+    def connect(url: str) -> Any:
         """See :meth:`DatabaseServer.connect`."""
-        return psycopg.connect(
-            f"postgresql://{self.user}:admin@127.0.0.1:{self.port}/{database}", autocommit=True
-        )
+        return psycopg.connect(url, user="admin", autocommit=True)
+
+    @staticmethod
+    def waits(url: str, connection: int) -> bool:
+        """See :meth:`DatabaseServer.waits`."""
+        locks = f"SELECT 1 FROM pg_locks WHERE pid = {connection} AND NOT granted"
+        return bool(PostgresServer.execute(url, locks))
+
+    def _first_connection(self) -> Any:
+        return psycopg.connect(self.url, user="admin", dbname="postgres", autocommit=True)
 
     def _make_database(self) -> None:
-        with self.connect("postgres") as connection:
+        with self._first_connection() as connection:
             connection.execute("CREATE USER wheel PASSWORD 'wh#el'")
             connection.execute("CREATE DATABASE wheel OWNER wheel")
 
@@ -174,7 +192,6 @@ class MariaServer(DatabaseServer):
     """MariaDB. The database has the collation that is the worst for ids."""
 
     scheme = "mysql"
-    user = "mysql"
 
     def _make_data(self) -> None:
         make = [find_program("mariadb-install-db"), "--no-defaults", "--skip-test-db"]
@@ -193,7 +210,7 @@ class MariaServer(DatabaseServer):
             "pid-file": self.folder / "pid",
             "port": self.port,
             "bind-address": "127.0.0.1",
-            "innodb-flush-log-at-trx-commit": 0,
+            "innodb-flush-log-at-trx-commit": 2,  # what was committed outlives the process
             "innodb-flush-method": "nosync",
             "innodb-doublewrite": 0,
             "innodb-buffer-pool-size": "64M",
@@ -207,19 +224,36 @@ class MariaServer(DatabaseServer):
         server = find_program("mariadbd", "/usr/sbin")
         return [server, "--no-defaults", *chosen, *self._user(), *self._options]
 
-    def connect(self, database: str = "wheel") -> Any:
+    @staticmethod
+    def connect(url: str) -> Any:
         """See :meth:`DatabaseServer.connect`."""
-        socket = str(self.folder / "socket")
+        parts = urlsplit(url)
+        place = {"host": parts.hostname, "port": parts.port, "database": parts.path[1:]}
+        level = "SET SESSION TRANSACTION ISOLATION LEVEL READ COMMITTED"
+        login = {"user": "admin", "password": "wh#el", "init_command": level}
+        return pymysql.connect(**place, **login, autocommit=True)
+
+    @staticmethod
+    def waits(url: str, connection: int) -> bool:
+        """See :meth:`DatabaseServer.waits`."""
+        waiting = (
+            "SELECT 1 FROM information_schema.innodb_trx "
+            f"WHERE trx_mysql_thread_id = {connection} AND trx_state = 'LOCK WAIT'"
+        )
+        return bool(MariaServer.execute(url, waiting))
+
+    def _first_connection(self) -> Any:
         return pymysql.connect(
-            unix_socket=socket, user="root", database=database, autocommit=True, connect_timeout=5
+            unix_socket=str(self.folder / "socket"), user="root", autocommit=True, connect_timeout=5
         )
 
     def _make_database(self) -> None:
-        connection = self.connect("mysql")
+        connection = self._first_connection()
         for statement in (
             "CREATE DATABASE wheel CHARACTER SET utf8mb4 COLLATE utf8mb4_general_ci",
             "CREATE USER wheel@'127.0.0.1' IDENTIFIED BY 'wh#el'",
             "GRANT ALL ON wheel.* TO wheel@'127.0.0.1'",
+            "GRANT ALL ON *.* TO admin@'127.0.0.1' IDENTIFIED BY 'wh#el' WITH GRANT OPTION",
         ):
             connection.cursor().execute(statement)
         connection.close()
