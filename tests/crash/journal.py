@@ -9,6 +9,8 @@ from typing import Any
 
 from celery import shared_task
 
+from tests.support import orphans  # noqa: F401 (children finish what they have)
+
 __all__ = ("JOURNAL_VARIABLE",)
 
 JOURNAL_VARIABLE = "CELERY_WHEEL_TEST_JOURNAL"

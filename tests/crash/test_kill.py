@@ -91,7 +91,7 @@ def kill_and_take_over(point, worker, publish, probes):
     deadly = worker(
         name="same@test",
         env=kill_at(point.name, point.when),
-        conf={"imports": ["tests.support.killing"]},
+        conf={"imports": ["tests.support.killing", "tests.support.orphans"]},
     )
     publish(point.task, "near", countdown=1)
     if point.name not in ("put", "ack", "hold"):
