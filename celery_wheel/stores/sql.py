@@ -230,6 +230,7 @@ class SqlStore(Store):
                 connection.execute(self._sql.start_lease, lease)
         first = owner.name not in self._started
         self._started.add(owner.name)
+        self.database.tidy()
         return held or first
 
     @again

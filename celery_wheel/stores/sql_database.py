@@ -134,6 +134,9 @@ class Database(ABC):
             index_elements=list(table.primary_key.columns), set_={"until_ms": longest}
         )
 
+    def tidy(self) -> None:  # noqa: B027 - most have nothing to do
+        """Do what a database wants done now and then, by a thread that nobody waits for."""
+
     def open(self) -> None:
         """Connect, and make the schema where there is none.
 

@@ -28,8 +28,10 @@ BUSY_TIMEOUT_S = 5.0
 OPEN_TIMEOUT_S = 15.0
 _OPEN_RETRY_S = 0.02
 
-# Fewer, larger checkpoints (16 MB): keys are random, so each put touches many pages.
-_PRAGMAS = ("PRAGMA cache_size=-16000", "PRAGMA wal_autocheckpoint=4000")
+# The lease's thread copies the log into the file (see tidy), so that no task waits for that. A
+# writer does it only where the log has grown to 32 MB: it begins anew only where a write finds
+# all of it copied, which a copy that goes on beside writers never achieves.
+_PRAGMAS = ("PRAGMA cache_size=-16000", "PRAGMA wal_autocheckpoint=8000")
 _SYNCHRONOUS = {"write": "NORMAL", "durable": "FULL"}
 
 #: What a driver's message at the start means for whoever set ``wheel_store``.
@@ -98,6 +100,14 @@ class SqliteDatabase(Database):
                 if "locked" not in str(exc) or SYSTEM_CLOCK.monotonic() > give_up_at:
                     raise
             threading.Event().wait(_OPEN_RETRY_S)
+
+    def tidy(self) -> None:
+        """Copy the log into the file; no writer or reader waits for it."""
+        try:
+            self._connect().connection.execute("PRAGMA wal_checkpoint(PASSIVE)").fetchone()
+        except sqlite3.Error as exc:
+            self.close()
+            raise StoreUnavailable(f"the store {self.where} does not answer: {exc}") from exc
 
     def _connect(self) -> sa.Connection:
         """Notice a file that was removed or replaced: SQLite would go on writing to nowhere."""

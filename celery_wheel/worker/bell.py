@@ -16,32 +16,41 @@ __all__ = ("Bell",)
 
 
 class Bell:
-    """Rings the loop awake. :meth:`ring` from any thread; the rest from the loop's."""
+    """Rings the loop awake. :meth:`ring` from any thread; the rest from the loop's.
+
+    Attributes:
+        rung: whether it rang since it was silenced.
+    """
 
     def __init__(self, hub: Any) -> None:
         self._hub = hub
         self._read, self._write = os.pipe()
         os.set_blocking(self._read, False)
         os.set_blocking(self._write, False)
-        self._rung = False
+        self.rung = False
 
     def register(self, hub: Any) -> None:
         """Have the loop listen; again after each connection, since the loop is reset."""
-        hub.add_reader(self._read, self._silence)
+        hub.add_reader(self._read, self.silence)
 
     def ring(self) -> None:
         """Wake the loop. Several rings before it looks make one."""
-        if not self._rung:
-            self._rung = True
+        if not self.rung:
+            self.rung = True
             with suppress(OSError):
                 os.write(self._write, b"\0")
 
-    def _silence(self, *_: object) -> None:
+    def silence(self, *_: object) -> None:
+        """Take back the ring, in the loop's thread; a turn must follow.
+
+        By the loop when it wakes, and by the turn itself: a ring by what the loop has just done
+        has been heard then, and must not cost another round.
+        """
         # Read first: a byte written after the flag was cleared must not be read here. A ring
-        # between the two writes nothing, and needs nothing: the loop's turn follows.
+        # between the two writes nothing, and needs nothing: the turn follows.
         with suppress(OSError):
             os.read(self._read, 4096)
-        self._rung = False
+        self.rung = False
 
     def callbacks_wait(self) -> bool:
         """Whether the loop has callbacks that it would sleep upon."""
@@ -49,7 +58,7 @@ class Bell:
 
     def close(self) -> None:
         """Close the pipe."""
-        self._rung = True
+        self.rung = True
         with suppress(OSError):
             os.close(self._read)
         with suppress(OSError):

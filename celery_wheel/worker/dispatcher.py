@@ -70,9 +70,10 @@ class Dispatcher:
 
     def confirm(self) -> None:
         """Confirm as many of the first due tasks as the pool can take soon."""
-        if self._confirming or self._engine.clock.monotonic() < self.confirm_at:
+        engine = self._engine
+        if not all(engine.lease_holds(keeper) for keeper in engine.keepers):
             return
-        if self._engine.sharing.stuck:
+        if self._confirming or engine.sharing.stuck or engine.clock.monotonic() < self.confirm_at:
             return
         ahead = self.ahead()
         if self._ready_count > ahead // 2:

@@ -237,6 +237,8 @@ class Engine:
     def on_tick(self) -> None:
         """The event loop's turn, or the alarm's where there is no loop."""
         try:
+            if self.bell is not None and self.bell.rung:
+                self.bell.silence()  # it rang for the turn that begins now
             self.turn()
             if self.bell is not None and self.bell.callbacks_wait():
                 self.bell.ring()
@@ -264,8 +266,7 @@ class Engine:
             self._watch_clock(now_ms)
             self.residents.advance(now_ms)
             self.dispatcher.reap()
-            if all(self.lease_holds(keeper) for keeper in self.keepers):
-                self.dispatcher.confirm()
+            self.dispatcher.confirm()
             more = self._answers() or more
             for keeper in self.keepers:
                 keeper.flush()
@@ -273,12 +274,16 @@ class Engine:
             self.pager.look()
             self.renewal.renew()
             self.announcer.work()
-        handed = self.stats.counts["dispatched"]
+        before = self.stats.counts["dispatched"]
         self.dispatcher.dispatch()
-        # The pool asks the loop for writable pipes in a tick callback of its own, which may
-        # have run before ours: without another round the loop would sleep on our job.
-        more = more or handed != self.stats.counts["dispatched"]
+        handed = before != self.stats.counts["dispatched"]
+        if handed and self.bell is not None:
+            # The pool asks the loop for writable pipes in a tick callback of its own, which may
+            # have run before ours: without another round the loop would sleep on our job.
+            self.bell.ring()
         with self.lock:
+            if handed:
+                self.dispatcher.confirm()
             self._arm(more=more)
 
     def _watch_clock(self, now_ms: int) -> None:
@@ -359,6 +364,8 @@ class Engine:
             for keeper in self.keepers:
                 keeper.direct = True
                 keeper.flush()
+            if self.store_keeper is not None:  # the pool may have long to go with what runs
+                self.store_keeper.free(self.residents.waiting())
         self.alarm.arm(None)
 
     @property

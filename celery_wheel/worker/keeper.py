@@ -11,7 +11,7 @@ Both kinds are the same code over a :class:`~celery_wheel.stores.base.Store`:
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -29,6 +29,8 @@ __all__ = ("Keeper",)
 
 #: Ids that one call of the store cancels, so that other calls get their turn.
 CANCEL_CHUNK = 1000
+#: Rows that one call frees while the worker stops.
+FREE_CHUNK = 1000
 #: Seconds between two batches of ends: each costs the store a write, before which or after which
 #: what is due has to wait for its confirmation.
 SETTLE_EVERY_S = 0.01
@@ -129,6 +131,14 @@ class Keeper:
             return
         self._releases.append((item.task.key, redelivered))
         self._gathered()
+
+    def free(self, items: Iterable[Item]) -> None:
+        """Give rows back that wait in a worker that stops, in chunks: ends get their turn."""
+        mine = [item for item in items if item.keeper is self]
+        mine.sort(key=lambda item: item.task.due_ms)
+        for start in range(0, len(mine), FREE_CHUNK):
+            keys = [item.task.key for item in mine[start : start + FREE_CHUNK]]
+            self.executor.submit("release", _releasing(self.owner, keys))
 
     def discard_message(self, key: bytes) -> None:
         """Broker custody: acknowledge the message of a row that is gone."""
@@ -242,6 +252,10 @@ def _cancelling(
 ) -> Callable[[Store], Cancelled]:
     ids, stamps = chunk
     return lambda store: store.cancel(ids, stamps, until_ms)
+
+
+def _releasing(owner: str, keys: list[bytes]) -> Callable[[Store], int]:
+    return lambda store: store.release(owner, keys)
 
 
 def _take(line: deque[tuple[bytes, bool]]) -> list[tuple[bytes, bool]]:

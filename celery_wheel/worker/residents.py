@@ -226,6 +226,10 @@ class Residents:
             and not item.keeper.holds_messages
         ]
 
+    def waiting(self) -> list[Item]:
+        """Items that the pool does not have."""
+        return [item for item in self if item.place != IN_FLIGHT]
+
     def oldest_due_ms(self) -> int | None:
         """The smallest due of the line. Walks it: for people, not for the loop."""
         return min((item.task.due_ms for item in self if item.place == DUE), default=None)
