@@ -46,7 +46,7 @@ unit: env ## the tests that need no server
 	$(BIN)/pytest tests/unit -n 2
 
 test: env servers lint type compat-smoke ## lint, types, the oldest Celery, all tests (own servers)
-	$(BIN)/pytest -n $(JOBS)
+	$(BIN)/pytest -n $(JOBS) --dist worksteal
 
 demo: env ## thousands of delayed tasks, a kill -9, a summary; no server (or BROKER=redis://…)
 	@BROKER='$(BROKER)' $(BIN)/python -m celery_wheel.demo

@@ -58,6 +58,24 @@ def pytest_unconfigure(config: pytest.Config) -> None:
         leash.communicate()
 
 
+#: Tests on real processes and servers: they wait for a machine that has other things to do.
+REAL = ("crash", "worker", "beat")
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Real processes first, since they take longest; a second try where the machine was busy.
+
+    A second try is shown in the summary. Tests without processes get none.
+    """
+
+    def real(item: pytest.Item) -> bool:
+        return item.path.parent.name in REAL
+
+    for item in filter(real, items):
+        item.add_marker(pytest.mark.flaky(reruns=1))
+    items.sort(key=lambda item: REAL.index(item.path.parent.name) if real(item) else len(REAL))
+
+
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_makereport(item: pytest.Item) -> Iterator[None]:
     """Show the end of each worker's log where a test fails."""
