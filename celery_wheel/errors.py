@@ -6,6 +6,7 @@
     ├── ConfigError (ValueError)        a setting is wrong; the message says how to put it right
     ├── StoreError
     │   ├── StoreUnavailable            try again later; nothing was changed or it is safe to repeat
+    │   │   └── StoreFull               it takes nothing in; what takes tasks out goes on
     │   ├── SchemaVersionError          the store was made by a newer release
     │   └── CorruptRow (ValueError)     a row's envelope can't be read
     ├── WheelStopped (RuntimeError)     used after ``stop()`` or ``shutdown()``
@@ -21,6 +22,7 @@ __all__ = (
     "CorruptRow",
     "SchemaVersionError",
     "StoreError",
+    "StoreFull",
     "StoreUnavailable",
     "TooManyPending",
     "WheelError",
@@ -42,6 +44,10 @@ class StoreError(WheelError):
 
 class StoreUnavailable(StoreError):
     """The store does not answer now. Calling again later is safe and is what to do."""
+
+
+class StoreFull(StoreUnavailable):
+    """The store has no room for what is put into it; it answers other calls."""
 
 
 class SchemaVersionError(StoreError):

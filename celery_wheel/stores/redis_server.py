@@ -19,7 +19,13 @@ from redis import exceptions
 from redis.backoff import NoBackoff
 from redis.retry import Retry
 
-from celery_wheel.errors import ConfigError, SchemaVersionError, StoreError, StoreUnavailable
+from celery_wheel.errors import (
+    ConfigError,
+    SchemaVersionError,
+    StoreError,
+    StoreFull,
+    StoreUnavailable,
+)
 from celery_wheel.stores._namespace import check_namespace
 from celery_wheel.stores.redis_rows import pack
 from celery_wheel.stores.redis_urls import master_client, own_options
@@ -40,9 +46,8 @@ _PASSING = (
     exceptions.TryAgainError,
 )
 #: The same in texts: not all have a class, and from within a script older servers give none.
-_PASSING_TEXT = re.compile(
-    r"\b(OOM|LOADING|READONLY|MISCONF|MASTERDOWN|NOREPLICAS|BUSY)\b|used memory > 'maxmemory'"
-)
+_PASSING_TEXT = re.compile(r"\b(LOADING|READONLY|MISCONF|MASTERDOWN|NOREPLICAS|BUSY)\b")
+_FULL_TEXT = re.compile(r"\bOOM\b|used memory > 'maxmemory'")
 
 
 @cache
@@ -146,7 +151,8 @@ class Server:
         """Run the script of ``lua/<name>.lua``, one atomic step.
 
         Raises:
-            StoreUnavailable: the server does not answer, or can't do it now.
+            StoreUnavailable: the server does not answer, or can't do it now; of these
+                StoreFull: its memory is used up.
             StoreError: it refused.
         """
         script = self._scripts.get(name)
@@ -191,6 +197,8 @@ class Server:
         except (exceptions.ConnectionError, exceptions.TimeoutError) as exc:
             raise StoreUnavailable(f"the store {self.where} does not answer: {exc}") from exc
         except exceptions.RedisError as exc:
+            if _FULL_TEXT.search(str(exc)):
+                raise StoreFull(f"the store {self.where} is full: {exc}") from exc
             if isinstance(exc, _PASSING) or _PASSING_TEXT.search(str(exc)):
                 raise StoreUnavailable(f"the store {self.where} can't now: {exc}") from exc
             raise StoreError(f"the store {self.where} refused a call: {exc}") from exc

@@ -1,7 +1,8 @@
 """The thread that talks to a store, so that the worker's loop never waits for one.
 
 Calls run one after another in the order of submission. What can't be reached is tried again
-until it answers; answers come back through :meth:`drain`, run by whoever owns the engine.
+until it answers; what a full store refuses is tried again behind the others, which may make
+room. Answers come back through :meth:`drain`, run by whoever owns the engine.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from typing import Any, Protocol
 from celery.utils.log import get_logger
 
 from celery_wheel.clock import Clock
-from celery_wheel.errors import StoreUnavailable
+from celery_wheel.errors import StoreFull, StoreUnavailable
 from celery_wheel.stores.base import Store
 from celery_wheel.worker.stats import Timings
 
@@ -30,6 +31,14 @@ Failed = Callable[[Exception], None]
 RETRY_FIRST_S, RETRY_MOST_S = 0.05, 1.0
 #: Seconds between two log lines about one outage.
 LOG_EVERY_S = 10.0
+AWAY = (
+    "The store does not answer (%s). Delayed tasks wait, messages stay with the broker, immediate "
+    "tasks go on; it is tried again until it answers."
+)
+FULL = (
+    "The store is full (%s). What arrives stays with the broker until there is room; delayed "
+    "tasks that the store has go on."
+)
 #: Seconds a store may be unreachable when the worker starts, before that is an error.
 PATIENCE_AT_START_S = 10.0
 
@@ -116,6 +125,9 @@ class StoreThread:
         self._clock = clock
         self._calls: deque[tuple[str, Call, Done | None, Failed | None]] = deque()
         self._answers: deque[tuple[Done, Any]] = deque()
+        #: Calls that a full store refused, and when they are submitted again.
+        self._refused: deque[tuple[str, Call, Done | None, Failed | None]] = deque()
+        self._retry_at = 0.0
         self._changed = threading.Condition()
         self._opened = threading.Event()
         self._error: Exception | None = None
@@ -173,8 +185,11 @@ class StoreThread:
             self._opened.set()
         while True:
             with self._changed:
+                self._resubmit()
                 while not self._calls and not self._stopping:
-                    self._changed.wait()
+                    wait_s = self._retry_at - self._clock.monotonic() if self._refused else None
+                    self._changed.wait(wait_s)
+                    self._resubmit()
                 if self._give_up or not self._calls:
                     break
                 name, call, done, failed = self._calls.popleft()
@@ -198,8 +213,14 @@ class StoreThread:
             began_at = self._clock.monotonic()
             try:
                 answer = call(self.store)
+            except StoreFull as exc:
+                self._complain(FULL, exc)
+                self._refused.append((name, call, done, failed))
+                self._retry_at = began_at + RETRY_MOST_S
+                return
             except StoreUnavailable as exc:
-                self._complain(exc)
+                self.healthy = False
+                self._complain(AWAY, exc)
                 with self._changed:
                     if self._give_up:
                         return
@@ -222,16 +243,16 @@ class StoreThread:
             self._answers.append((done, answer))
             self.wake()
 
-    def _complain(self, exc: Exception) -> None:
-        self.healthy = False
+    def _resubmit(self) -> None:
+        if self._refused and self._clock.monotonic() >= self._retry_at:
+            self._calls.extend(self._refused)
+            self._refused.clear()
+
+    def _complain(self, what: str, exc: Exception) -> None:
         now = self._clock.monotonic()
         if now - self._logged_at >= LOG_EVERY_S:
             self._logged_at = now
-            logger.error(
-                "The store does not answer (%s). Delayed tasks wait, messages stay with the "
-                "broker, immediate tasks go on; it is tried again until it answers.",
-                exc,
-            )
+            logger.error(what, exc)
 
 
 def _run_answers(answers: deque[tuple[Done, Any]], limit: int) -> bool:

@@ -7,9 +7,9 @@ import threading
 import pytest
 
 from celery_wheel.clock import FakeClock
-from celery_wheel.errors import ConfigError, StoreError, StoreUnavailable
+from celery_wheel.errors import ConfigError, StoreError, StoreFull, StoreUnavailable
 from celery_wheel.stores.memory import MemoryStore
-from celery_wheel.worker.store_thread import LOG_EVERY_S, StoreThread
+from celery_wheel.worker.store_thread import LOG_EVERY_S, RETRY_MOST_S, StoreThread
 
 
 class Shaky(MemoryStore):
@@ -111,6 +111,30 @@ def test_one_complaint_per_interval(thread, store, caplog):
     store.away, store.seconds_per_try = 5, LOG_EVERY_S / 2
     ask(thread)
     assert caplog.text.count("The store does not answer") == 3
+
+
+def test_what_a_full_store_refuses_holds_nothing_up(thread, store, caplog):
+    """Calls that came later run first; the one that was refused runs when there is room."""
+    thread.start()
+    full, answers = [True], []
+
+    def put(_store):
+        if full.pop():
+            raise StoreFull("no room")
+        return "put"
+
+    full.insert(0, False)
+    thread.submit("put", put, answers.append)
+    for _ in range(2):
+        assert ask(thread) == [MemoryStore().count()]
+    assert answers == []
+    store.clock.advance(RETRY_MOST_S)
+    thread.submit("count", lambda one: one.count())
+    assert thread.answered.acquire(timeout=10)
+    thread.drain()
+    assert answers == ["put"]
+    assert caplog.text.count("The store is full") == 1
+    assert thread.healthy
 
 
 def test_an_error_that_is_no_outage_goes_to_its_caller(thread, caplog):
