@@ -241,7 +241,7 @@ class Store(ABC):
 
         ``dead`` names owners that are provably dead: their leases end now. Freed rows are
         pending and unowned; those that were dispatched are marked redelivered. Also deletes
-        tombstones that have run out. Returns how many rows were freed.
+        tombstones that have run out, a bounded number per call. Returns how many rows were freed.
         """
 
     @abstractmethod

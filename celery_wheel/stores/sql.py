@@ -263,8 +263,9 @@ class SqlStore(Store):
             for name in owners:
                 if name not in living:
                     freed += connection.execute(self._sql.release_all, {"by": name}).rowcount
-            connection.execute(self._sql.expire_cancelled, now)
-            connection.execute(self._sql.expire_seen, now)
+            for expired, delete in self._sql.expired:
+                for chunk in _chunks(connection.scalars(expired, now).all()):
+                    connection.execute(delete, {"names": chunk, **now})
         return freed
 
     def _row_owners(self, connection: sa.Connection) -> Iterator[str]:

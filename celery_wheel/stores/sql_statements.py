@@ -17,6 +17,10 @@ from celery_wheel.stores.sql_schema import Tables
 
 __all__ = ("Statements",)
 
+#: How many tombstones of a kind are swept at a time: after days without a worker there may be
+#: millions, and the call that frees the rows of the dead must not take minutes.
+SWEEP = 20_000
+
 _0: sa.ColumnElement[int] = sa.literal_column("0")
 _1: sa.ColumnElement[int] = sa.literal_column("1")
 
@@ -28,6 +32,13 @@ def _list(name: str) -> sa.BindParameter[Any]:
 def _holds(tombstones: sa.Table) -> sa.ColumnElement[bool]:
     # Wrapped, so that no planner goes over all tombstones that hold: the names are few.
     return tombstones.c.until_ms + _0 > sa.bindparam("now_ms")
+
+
+def _expired(name: sa.Column[Any]) -> tuple[Any, Any]:
+    until_ms = name.table.c.until_ms
+    out = until_ms <= sa.bindparam("now_ms")
+    some = sa.select(name).where(out).order_by(until_ms).limit(SWEEP)
+    return some, sa.delete(name.table).where(name.in_(_list("names")), out)
 
 
 class Statements:
@@ -137,10 +148,8 @@ class Statements:
         self.seen_keys = sa.select(seen.c.key).where(seen.c.key.in_(_list("keys")), _holds(seen))
         self.remember_cancelled = keep_latest(cancelled)
         self.remember_seen = keep_latest(seen)
-        self.expire_cancelled = sa.delete(cancelled).where(
-            cancelled.c.until_ms <= sa.bindparam("now_ms")
-        )
-        self.expire_seen = sa.delete(seen).where(seen.c.until_ms <= sa.bindparam("now_ms"))
+        #: Pairs of statements: names of tombstones that ran out, and the deletion of those.
+        self.expired = tuple(map(_expired, (cancelled.c.name, seen.c.key)))
 
     def _about_leases(self) -> None:
         owners, one = self.tables.owners, self.tables.tasks.c

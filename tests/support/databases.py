@@ -29,6 +29,15 @@ __all__ = ("DatabaseServer", "MariaServer", "PostgresServer", "shared_database")
 NOBODY = 65534
 
 
+def _run(argv: Sequence[str]) -> None:
+    """Run a program to its end; show what it said where it fails."""
+    done = subprocess.run(
+        argv, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False
+    )
+    if done.returncode:
+        raise RuntimeError(f"{argv[0]} ended with {done.returncode}:\n{done.stdout}")
+
+
 class DatabaseServer(ABC):
     """A server with an empty database ``wheel`` of the user ``wheel``, which ``url`` names.
 
@@ -137,7 +146,7 @@ class PostgresServer(DatabaseServer):
         secret.write_text("wh#el")
         initdb = [*self._program("initdb"), "-D", str(self.folder / "data"), "-U", "admin"]
         initdb += ["--auth=scram-sha-256", f"--pwfile={secret}", "-E", "UTF8", "--locale=C"]
-        subprocess.run([*initdb, "--no-sync"], check=True, capture_output=True)
+        _run([*initdb, "--no-sync"])
 
     @staticmethod
     def _program(name: str) -> list[str]:
@@ -196,8 +205,9 @@ class MariaServer(DatabaseServer):
     def _make_data(self) -> None:
         make = [find_program("mariadb-install-db"), "--no-defaults", "--skip-test-db"]
         make += [f"--datadir={self.folder / 'data'}", "--auth-root-authentication-method=normal"]
-        # The time zones and help texts of the server's own tables are of no use here.
-        subprocess.run([*make, *self._user()], check=True, capture_output=True)
+        # A server that starts sweeps its folder of temporary tables, others' included.
+        make.append(f"--tmpdir={self.folder}")
+        _run([*make, *self._user()])
 
     @staticmethod
     def _user() -> list[str]:
@@ -213,6 +223,7 @@ class MariaServer(DatabaseServer):
             "innodb-flush-log-at-trx-commit": 2,  # what was committed outlives the process
             "innodb-flush-method": "nosync",
             "innodb-doublewrite": 0,
+            "tmpdir": self.folder,
             "innodb-buffer-pool-size": "64M",
             "innodb-log-file-size": "16M",
             "innodb-fast-shutdown": 2,
