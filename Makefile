@@ -10,6 +10,7 @@ STAMP := $(VENV)/.made-from-$(HASH)
 JOBS ?= 4
 BROKER ?=
 MINUTES ?= 5
+STORES ?= sqlite redis postgresql mysql
 CELERY_VERSIONS ?= 5.5 5.6 5.7
 
 .PHONY: help env servers lint format type unit test demo compat compat-smoke soak bench clean
@@ -57,9 +58,12 @@ compat-smoke: servers ## the marked worker tests on the oldest supported Celery
 compat: servers ## the marked worker tests on every supported Celery
 	@for version in $(CELERY_VERSIONS); do scripts/compat "$$version" || exit 1; done
 
-soak: env servers ## workers killed at random for MINUTES, and the books afterwards
-	$(BIN)/python -m tests.crash.chaos --minutes $(MINUTES)
-	$(BIN)/python -m tests.crash.chaos --minutes $(MINUTES) --broker rabbitmq --late
+soak: env servers ## workers and servers killed at random: MINUTES for each of STORES, and the books
+	@failed=; for store in $(STORES); do \
+		$(BIN)/python -m tests.crash.soak --minutes $(MINUTES) --store $$store --faults || failed=1; \
+	done; \
+	$(BIN)/python -m tests.crash.soak --minutes $(MINUTES) --broker redis --prefork --early || failed=1; \
+	test -z "$$failed"
 
 bench: env ## the benchmarks (minutes; leave the machine alone meanwhile)
 	$(BIN)/python -m benchmarks
