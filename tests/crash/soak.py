@@ -1,7 +1,7 @@
 """Storms of minutes on servers of their own: ``python -m tests.crash.soak --minutes 10``.
 
 The store is ``sqlite``, ``redis``, ``postgresql`` or ``mysql``. With ``--faults`` the broker or
-the store's server is killed every half a minute, too, and comes back after some seconds.
+the store's server is killed three times a minute, too, and comes back after some seconds.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ STORES = ("sqlite", "redis", "postgresql", "mysql")
 #: Redis and MariaDB as they are to be set where nothing that was answered may be forgotten.
 KEEPING = ("--appendonly", "yes", "--appendfsync", "always")
 FLUSHING = ("--innodb-flush-log-at-trx-commit=1",)
-FAULT_EVERY_S, AWAY_S = 30, 4
+FAULT_EVERY_S, AWAY_S = 20, 4
 
 
 def store_server(kind: str) -> Any:
@@ -41,7 +41,6 @@ def store_server(kind: str) -> Any:
     if kind == "redis":
         return RedisServer(*KEEPING)
     if kind == "postgresql":
-        # A server that is killed must not run anything twice that had told us otherwise.
         return PostgresServer()
     return MariaServer(*FLUSHING) if kind == "mysql" else None
 
@@ -54,18 +53,19 @@ def store_url(kind: str, server: Any, folder: Path) -> str:
 
 
 @contextlib.contextmanager
-def faults(servers: list[Any], seed: int) -> Iterator[None]:
-    """Kill one of the servers every now and then, and start it again."""
+def faults(storm: Storm, servers: list[Any], seconds: float) -> Iterator[None]:
+    """For so long kill one of the servers every now and then, and start it again."""
     over = threading.Event()
-    dice = random.Random(seed)
+    dice = random.Random(storm.seed)
+    until = time.monotonic() + seconds
 
     def torment() -> None:
-        while not over.wait(FAULT_EVERY_S):
-            server = dice.choice(servers)
-            print(f"{time.strftime('%X')} away: {server.url}", flush=True)
+        while not over.wait(FAULT_EVERY_S) and time.monotonic() < until:
+            server, away_at = dice.choice(servers), time.time()
             server.stop()
             over.wait(AWAY_S)
             server.start()
+            storm.outages.append((away_at, time.time()))
 
     thread = threading.Thread(target=torment)
     thread.start()
@@ -89,6 +89,8 @@ def soak(told: argparse.Namespace) -> Books:
     plugin = {"worker_consumer": "celery_wheel:Consumer", "wheel_store": url}
     conf = {**broker.conf(), **chaos_conf(broker), **plugin}
     app, store = make_app(conf), open_store(url)
+    if rabbit:  # what it did not confirm it need not have
+        app.conf.broker_transport_options = {"confirm_publish": True}
     env = {JOURNAL_VARIABLE: str(folder / "journal")}
 
     def left() -> int:
@@ -105,8 +107,9 @@ def soak(told: argparse.Namespace) -> Books:
     storm = Storm(app, start, folder, left, late=not told.early, seed=told.seed, **how)
     failing = [server] if place is None else [server, place]
     try:
-        with faults(failing, told.seed) if told.faults else contextlib.nullcontext():
-            return storm.run(told.minutes * 60)
+        seconds = told.minutes * 60
+        with faults(storm, failing, seconds if told.faults else 0):
+            return storm.run(seconds)
     finally:
         nursery.close()
         store.close()
@@ -128,7 +131,7 @@ def main(arguments: list[str]) -> int:
         books = soak(told)
     finally:
         leash.communicate()
-    print(books)
+    print(told.store, told.broker, books, flush=True)
     unread = [] if told.broker == "redis" else books.unread
     return int(bool(books.lost or unread or books.early_s or books.unexplained))
 
