@@ -29,7 +29,7 @@ $(STAMP):
 	@rm -f $(VENV)/.made-from-*
 	@touch $@
 
-servers: ## make sure that redis-server and rabbitmq-server are installed
+servers: ## make sure that Redis, RabbitMQ, PostgreSQL and MariaDB are installed
 	@scripts/need-servers
 
 lint: env ## ruff: rules and format

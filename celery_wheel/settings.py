@@ -146,7 +146,10 @@ def _store_url() -> _Kind:
             raise ValueError(value)
         return value
 
-    allowed = 'a URL such as "sqlite:///wheel.db", "redis://host/1", "postgresql://host/db" or "broker://", or None'
+    allowed = (
+        'a URL such as "sqlite:///wheel.db", "redis://host/1", "postgresql://host/db" or '
+        '"broker://", or None'
+    )
     return _Kind("str or None", "", allowed, parse)
 
 
