@@ -150,12 +150,15 @@ class Announcer:
                 self._detach(item)
             self.revoked(row, keeper)
 
-    def revoked(self, row: DelayedTask, keeper: Keeper | None = None) -> None:
-        """Announce a task whose row is gone, or was refused, because it is revoked."""
+    def revoked(self, row: DelayedTask, keeper: Keeper | None = None, message: Any = None) -> None:
+        """Announce a task whose row is gone, or was refused, because it is revoked.
+
+        ``message`` is the broker's where no row and nobody has it any more.
+        """
 
         def announce() -> None:
             self._engine.stats.counts["revoked"] += 1
-            request = self._request(keeper, row)
+            request = self._request(keeper, row, message)
             if request is None:
                 self._mark(row, "revoked")
             else:
@@ -168,9 +171,9 @@ class Announcer:
 
     # -- both ----------------------------------------------------------------------------------
 
-    def _request(self, keeper: Keeper | None, row: DelayedTask) -> Any | None:
+    def _request(self, keeper: Keeper | None, row: DelayedTask, message: Any = None) -> Any | None:
         delivery = None if keeper is None else keeper.messages.get(row.key)
-        message = None if delivery is None else delivery.message
+        message = message if delivery is None else delivery.message
         try:
             return self._engine.requests.build(row, message)
         except Exception as exc:  # noqa: BLE001 - whatever a body can do when decoded

@@ -343,6 +343,8 @@ class Engine:
     def connection_lost(self) -> None:
         """The broker's connection is gone: what it holds for us comes again."""
         with self.lock:
+            # What was just committed counts as held, so that it is forgotten with the rest.
+            self.broker_keeper.executor.drain(1_000_000)
             self.intake.drop()
             self.dispatcher.drop(self.broker_keeper)
             self.broker_keeper.forget_messages()
@@ -355,7 +357,7 @@ class Engine:
         with self.lock:
             self.open = False
             give_up_at = self.clock.monotonic() + CLOSE_PATIENCE_S
-            while self._unfinished and self.clock.monotonic() < give_up_at:
+            while (self.intake.busy or self.renewal.busy) and self.clock.monotonic() < give_up_at:
                 self.intake.commit(now=True)
                 self.errands.drain()
                 for keeper in self.keepers:
@@ -367,10 +369,6 @@ class Engine:
             if self.store_keeper is not None:  # the pool may have long to go with what runs
                 self.store_keeper.free(self.residents.waiting())
         self.alarm.arm(None)
-
-    @property
-    def _unfinished(self) -> bool:
-        return self.intake.busy or self.renewal.busy
 
     def finish(self, timeout_s: float) -> None:
         """After the pool is done: send what is left, free the rows, close the stores."""

@@ -18,8 +18,8 @@ from celery.worker.state import task_reserved
 from celery_wheel import _compat
 from celery_wheel.envelope import pack
 from celery_wheel.stores.base import PutResult
-from celery_wheel.task import DelayedTask, task_key
-from celery_wheel.worker.messages import Delivery, acknowledge
+from celery_wheel.task import DelayedTask
+from celery_wheel.worker.messages import Delivery, acknowledge, key_of
 
 if TYPE_CHECKING:
     from celery_wheel.worker.engine import Engine
@@ -135,7 +135,11 @@ class Line:
                 self._kept(task, delivery, acked=delivery.tag in known)
             elif task.key in result.cancelled:
                 self._refuse(delivery)
-                self._engine.announcer.revoked(task)
+                message = delivery.message if self._keeper.holds_messages else None
+                self._engine.announcer.revoked(task, message=message)
+            elif self._keeper.holds_messages and task.key not in self._keeper.messages:
+                # The row that was in its way belonged to a message that has been let go since.
+                self.add(task, delivery)
             else:
                 self._engine.stats.counts["duplicates"] += 1
                 logger.info("Dropped a copy of delayed task %s[%s].", task.name, task.id)
@@ -180,6 +184,9 @@ class Intake:
         def handler(message: Any, body: Any, ack: Any, reject: Any, callbacks: Any) -> Any:
             if body is not None or (message.headers or {}).get("eta") is None:
                 return stock(message, body, ack, reject, callbacks)
+            if self._engine.renewal.unwanted(message):
+                message.ack_log_error(logger, self._consumer.connection_errors)
+                return None
             captured.request = None
             capturing(message, body, ack, reject, callbacks)
             request, captured.request = captured.request, None
@@ -264,15 +271,14 @@ class Intake:
         expires = request.expires
         self._arrival = max(self._arrival + 1, self._engine.clock.wall_ms() * 1000)
         priority = (message.properties or {}).get("priority")
-        retries, nesting = headers.get("retries") or 0, headers.get("replaced_task_nesting") or 0
         return DelayedTask(
-            key=task_key(queue, request.id, retries, nesting, str(headers.get("eta"))),
+            key=key_of(headers, queue),
             id=request.id,
             name=headers["task"],
             queue=queue,
             due_ms=due_ms,
             envelope=b"",
-            retries=retries,
+            retries=headers.get("retries") or 0,
             priority=priority if isinstance(priority, int) else 0,
             expires_ms=None if expires is None else math.ceil(expires.timestamp() * 1000),
             arrival=self._arrival,

@@ -111,23 +111,18 @@ class Keeper:
 
     def settle(self, item: Item) -> None:
         """The task is done (or given to the pool, as its task acknowledges). Any thread."""
-        self.settle_key(item.task.key, acked=item.acked)
-        self._answer(item.task.key, Delivery.ack_log_error)
+        self._end(item.task.key, Delivery.ack_log_error, acked=item.acked)
 
     def reject(self, item: Item) -> None:
         """The task refused its message for good. Any thread."""
-        settle = partial(self.settle_key, item.task.key, acked=item.acked)
-        if self.holds_messages:
-            settle()
-            self._answer(item.task.key, Delivery.reject)
-        elif not self.dead_letter(item, settle):
-            settle()
+        end = partial(self._end, item.task.key, Delivery.reject, acked=item.acked)
+        if self.holds_messages or not self.dead_letter(item, end):
+            end()
 
     def requeue(self, item: Item, *, redelivered: bool = True) -> None:
         """Give a task back: pending and anyone's, or to the broker that holds it. Any thread."""
         if self.holds_messages:
-            self.settle_key(item.task.key)
-            self._answer(item.task.key, Delivery.requeue)
+            self._end(item.task.key, Delivery.requeue)
             return
         self._releases.append((item.task.key, redelivered))
         self._gathered()
@@ -142,7 +137,7 @@ class Keeper:
 
     def discard_message(self, key: bytes) -> None:
         """Broker custody: acknowledge the message of a row that is gone."""
-        self._answer(key, Delivery.ack_log_error)
+        self._answer(self.messages.pop(key, None), Delivery.ack_log_error)
 
     def forget_messages(self) -> None:
         """Broker custody: the connection is gone, and with it what was held on it."""
@@ -150,9 +145,15 @@ class Keeper:
         self.messages.clear()
         self.executor.submit("forget", lambda store: store.settle(keys))
 
-    def _answer(self, key: bytes, how: Callable[[Delivery], object]) -> None:
-        # A channel belongs to the loop's thread; a pool's thread only leaves a note.
+    def _end(self, key: bytes, how: Callable[[Delivery], object], *, acked: bool = False) -> None:
+        # In this order: once the broker is answered, or even before, the same message may be
+        # here again, and must not find a row that still stands, nor be answered for this one.
         delivery = self.messages.pop(key, None)
+        self.settle_key(key, acked=acked)
+        self._answer(delivery, how)
+
+    def _answer(self, delivery: Delivery | None, how: Callable[[Delivery], object]) -> None:
+        # A channel belongs to the loop's thread; a pool's thread only leaves a note.
         if delivery is None:
             return
         if self.direct or not self.answers_on_loop:
@@ -164,7 +165,6 @@ class Keeper:
     def settle_key(self, key: bytes, *, acked: bool = False) -> None:
         """Delete a row; leave a tombstone unless no copy of its message can come. Any thread."""
         if self.holds_messages:
-            # Once the broker is answered, the same message may be here again in a moment.
             self.executor.submit("settle", lambda store: store.settle([key]))
             return
         self._settles.append((key, self.copies_may_come and not acked))

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from celery.utils.log import get_logger
 
 from celery_wheel import _compat
+from celery_wheel.task import task_key
 
-__all__ = ("Delivery", "acknowledge")
+__all__ = ("Delivery", "acknowledge", "key_of")
 
 logger = get_logger(__name__)
 
@@ -67,6 +68,12 @@ class Delivery:
         self.lower_window()
         if not self.message.acknowledged:
             self.message.reject_log_error(logger, self.errors, requeue=False)
+
+
+def key_of(headers: Mapping[str, Any], queue: str) -> bytes:
+    """The key of a message that came from a queue."""
+    retries, nesting = headers.get("retries") or 0, headers.get("replaced_task_nesting") or 0
+    return task_key(queue, headers["id"], retries, nesting, str(headers.get("eta")))
 
 
 def acknowledge(deliveries: Iterable[Delivery]) -> set[Any]:

@@ -6,7 +6,7 @@ transport; the base class is for those that let a message be held for any time.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from celery.utils.log import get_logger
 
@@ -53,6 +53,10 @@ class Renewal:
 
     def returned(self, _task: DelayedTask, _delivery: Delivery) -> bool:
         """Whether a delivery is no copy but a held message that comes again; then it is kept."""
+        return False
+
+    def unwanted(self, _message: Any) -> bool:
+        """Whether a message that arrives is of a task that was revoked and announced."""
         return False
 
     def _take_over(self, key: bytes, delivery: Delivery) -> Delivery | None:

@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any
 from celery.utils.log import get_logger
 
 from celery_wheel.worker.courier import letter_of
+from celery_wheel.worker.messages import key_of
 from celery_wheel.worker.renewal import Renewal
 from celery_wheel.worker.residents import DUE, LIMITED, PARKED, REPARKING, WAITING, Item
 
@@ -150,6 +151,18 @@ class Reparking(Renewal):
     def _back(self, item: Item) -> None:
         if item.place == REPARKING:
             self._engine.residents.place(item, self._engine.clock.wall_ms())
+
+    def unwanted(self, message: Any) -> bool:
+        """The copy of a task that was revoked while it was on the way."""
+        if not self._out and not self._orphans:
+            return False
+        key = key_of(message.headers, self._engine.sources.current)
+        entry = self._out.get(key)
+        if key not in self._orphans and (entry is None or entry[0].place == REPARKING):
+            return False
+        self._out.pop(key, None)
+        self._orphans.discard(key)
+        return True
 
     def returned(self, task: DelayedTask, delivery: Delivery) -> bool:
         """A copy that is faster than its confirmation takes the place of what is held."""
