@@ -14,6 +14,7 @@ BENCHMARKS = {
     "wheel": "the data structure alone: insert, cancel, expire, memory",
     "worker": "stock Celery and the wheel in turn on the same load (minutes; needs the brokers)",
     "beat": "beat's heap and the wheel",
+    "scale": "what a call of each store costs with few and with a million rows pending",
 }
 
 
