@@ -44,13 +44,14 @@ def journal(tmp_path):
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(300)
 @on("rabbitmq-sqlite", "redis-redis", "rabbitmq-postgresql", "rabbitmq-mysql")
 def test_fifty_kills_lose_nothing(broker, conf, app, storm, journal, tmp_path):
     """Three workers of which one is killed at any moment, with the tasks that acknowledge late:
     each runs, none early, and those alone twice that a killed worker was running."""
     nursery = Nursery(app, tmp_path, conf=conf, env=journal)
     try:
-        books = storm(nursery.start, late=True, workers=3, **SOLO).run(100, KILLS)
+        books = storm(nursery.start, late=True, workers=3, **SOLO).run(200, KILLS)
     finally:
         nursery.close()
     assert books.kills["SIGKILL"] >= KILLS
@@ -84,4 +85,4 @@ def check(books, broker):
     # Redis gives a message away before kombu writes down who has it.
     assert len(books.unread) <= (books.kills.total() if broker.kind == "redis" else 0)
     assert books.lost == books.early_s == books.unexplained == []
-    assert max(books.late_s, default=0) < 90
+    assert max(books.late_s, default=0) < 150
