@@ -81,7 +81,7 @@ def test_children_of_killed_workers(late, broker, storm, worker, journal):
 
 def check(books, broker):
     print(books)
-    assert books.published > 50
+    assert books.published >= 25
     # Redis gives a message away before kombu writes down who has it.
     assert len(books.unread) <= (books.kills.total() if broker.kind == "redis" else 0)
     assert books.lost == books.early_s == books.unexplained == []
