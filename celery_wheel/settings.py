@@ -23,6 +23,7 @@ from celery_wheel.errors import ConfigError
 __all__ = ("Settings", "hide_password", "settings_table")
 
 _DAY_S = 86_400
+_TEN_YEARS_S = 3650 * _DAY_S
 
 
 def hide_password(url: str) -> str:
@@ -198,7 +199,7 @@ class Settings:
     horizon_ms: int = _setting(
         "wheel_horizon",
         60,
-        _seconds(1),
+        _seconds(1, _TEN_YEARS_S),
         "How far ahead tasks are taken from the store into memory.",
     )
     resident_limit: int = _setting(
@@ -210,26 +211,26 @@ class Settings:
     lease_ttl_s: float = _setting(
         "wheel_lease_ttl",
         15,
-        _seconds(1, whole_ms=False),
+        _seconds(1, 3600, whole_ms=False),
         "The lease: how long after a worker's last sign of life its tasks go to other workers.",
     )
     broker_lease_s: float = _setting(
         "wheel_broker_lease",
         600,
-        _seconds(1, whole_ms=False),
+        _seconds(1, _TEN_YEARS_S, whole_ms=False),
         "RabbitMQ, where it keeps the tasks: how long a message is held at most before it goes "
         "back to the end of its queue; less than the broker's `consumer_timeout`.",
     )
     seen_ttl_ms: int = _setting(
         "wheel_seen_ttl",
         3600,
-        _seconds(0),
+        _seconds(0, _TEN_YEARS_S),
         "How long a finished task is remembered, so that a late copy from the broker is dropped.",
     )
     revoke_ttl_ms: int = _setting(
         "wheel_revoke_ttl",
         30 * _DAY_S,
-        _seconds(1),
+        _seconds(1, _TEN_YEARS_S),
         "How long a revoke is remembered, across restarts.",
     )
     inspect_limit: int = _setting(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import logging
+import os
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -41,6 +42,9 @@ def backlog_command(name: str) -> Callable[[Callable[..., None]], click.Command]
                 raise click.ClickException(" ".join(str(exc).split())) from exc
             except (click.ClickException, click.exceptions.Exit, click.Abort):
                 raise
+            except BrokenPipeError:
+                # Whoever read this has seen enough.
+                os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
             except Exception as exc:
                 logger.debug("%s failed.", name, exc_info=True)
                 raise click.ClickException(f"{name} failed unexpectedly: {exc!r}") from exc

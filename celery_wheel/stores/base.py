@@ -259,6 +259,13 @@ class Store(ABC):
         """
 
     @abstractmethod
+    def remembered(self, limit: int) -> list[str]:
+        """Ids with a tombstone of :meth:`cancel`, those that last longest first. Reads only.
+
+        For what never comes into a store: a message whose ETA passed before a worker got it.
+        """
+
+    @abstractmethod
     def forget(self, keys: Sequence[bytes]) -> list[DelayedTask]:
         """Delete pending rows by key, whoever owns them, and return those deleted.
 

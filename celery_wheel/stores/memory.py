@@ -10,6 +10,7 @@ Leases are measured with the monotonic clock, tombstones with the wall clock.
 
 from __future__ import annotations
 
+import heapq
 import threading
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import islice, pairwise, takewhile
@@ -257,6 +258,12 @@ class MemoryStore(Store):
             table = self._place.table
             below = [0, *map(table.pending_before, edges_ms), table.pending()]
         return [high - low for low, high in pairwise(below)]
+
+    def remembered(self, limit: int) -> list[str]:
+        """See :meth:`Store.remembered`."""
+        with self._place.lock:
+            until_ms = self._place.cancelled_ids
+            return heapq.nlargest(limit, until_ms, key=until_ms.__getitem__)
 
     def oldest_due(self) -> int | None:
         """See :meth:`Store.oldest_due`."""

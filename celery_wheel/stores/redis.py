@@ -291,6 +291,13 @@ class RedisStore(Store):
         pending, _, _, _, *below = self.server.run("counts", list(edges_ms))
         return [high - low for low, high in pairwise([0, *below, pending])]
 
+    def remembered(self, limit: int) -> list[str]:
+        """See :meth:`Store.remembered`."""
+        names = self.server.command("ZREVRANGE", self.server.key("cancelled"), 0, 2 * limit)
+        return [name[1:].decode("utf-8", "surrogatepass") for name in names if name[:1] == b"i"][
+            :limit
+        ]
+
     def oldest_due(self) -> int | None:
         """See :meth:`Store.oldest_due`."""
         oldest = self.server.run("counts", [])[3]

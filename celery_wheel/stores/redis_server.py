@@ -90,6 +90,9 @@ class Server:
                 raise self._unusable(str(exc)) from None
         # Celery's broker URLs write CERT_NONE where redis-py writes none.
         url = re.sub(r"(ssl_cert_reqs=)CERT_(\w+)", lambda m: m[1] + m[2].lower(), url)
+        path = urlsplit(url).path.strip("/")
+        if not url.startswith("unix://") and path and not path.isdigit():
+            raise self._unusable("its database is no number")
         try:
             urlsplit(url).port  # noqa: B018 - raises where it is no number
         except ValueError:

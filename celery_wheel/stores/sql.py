@@ -355,6 +355,11 @@ class SqlStore(Store):
                 counts.append(rows - dispatched)
         return counts
 
+    def remembered(self, limit: int) -> list[str]:
+        """See :meth:`Store.remembered`."""
+        with self.database.transaction("read") as connection:
+            return list(connection.scalars(self._sql.remembered, {"row_limit": limit}))
+
     def oldest_due(self) -> int | None:
         """See :meth:`Store.oldest_due`."""
         with self.database.transaction("read") as connection:

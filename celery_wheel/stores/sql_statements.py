@@ -146,6 +146,12 @@ class Statements:
             _holds(cancelled),
         )
         self.seen_keys = sa.select(seen.c.key).where(seen.c.key.in_(_list("keys")), _holds(seen))
+        self.remembered = (
+            sa.select(cancelled.c.name)
+            .where(cancelled.c.is_stamp == _0)
+            .order_by(cancelled.c.until_ms.desc())
+            .limit(sa.bindparam("row_limit"))
+        )
         self.remember_cancelled = keep_latest(cancelled)
         self.remember_seen = keep_latest(seen)
         #: Pairs of statements: names of tombstones that ran out, and the deletion of those.

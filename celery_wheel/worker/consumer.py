@@ -77,7 +77,7 @@ class WheelMixin:
                     handler.wheel_intake = True
                 self.strategies[name] = handler
         with engine.lock:
-            engine.dispatcher.unpark()
+            engine.dispatcher.parking.unpark()
         engine.wake()
 
     # -- the connection ------------------------------------------------------------------------

@@ -17,11 +17,11 @@ from celery.worker.state import task_reserved
 
 from celery_wheel import _compat
 from celery_wheel.worker.limits import RateLimits
+from celery_wheel.worker.parking import Parking
 from celery_wheel.worker.residents import (
     CONFIRMING,
     GONE,
     IN_FLIGHT,
-    PARKED,
     READY,
     Item,
 )
@@ -61,10 +61,9 @@ class Dispatcher:
         self._confirming = 0
         self.confirm_at = 0.0
         self._tickets = 0
-        self._unknown: set[str] = set()
+        self.parking = Parking(engine)
         self._ended: deque[tuple[Item, Any]] = deque()
         self.in_flight: dict[bytes, Item] = {}
-        self.parked: list[Item] = []
 
     # -- the fence -----------------------------------------------------------------------------
 
@@ -114,9 +113,7 @@ class Dispatcher:
                 engine.announcer.expire(item)
             elif task.due_ms > now_ms:
                 engine.residents.place(item, now_ms)
-            elif not engine.requests.knows(task.name):
-                self._park_unknown(item)
-            elif self._limits.hold(item):
+            elif self.parking.holds(item) or self._limits.hold(item):
                 continue
             else:
                 return item
@@ -237,7 +234,7 @@ class Dispatcher:
             request = engine.build(item, self._acked, self._rejected)
         except Exception as exc:  # noqa: BLE001 - whatever a body can do when decoded
             with engine.lock:
-                self._park(item, f"its message can't be read ({exc!r})")
+                self.parking.unreadable(item, f"its message can't be read ({exc!r})")
             return False
         item.place, item.request = IN_FLIGHT, request
         request.wheel_item = item
@@ -292,52 +289,6 @@ class Dispatcher:
             item.request = None
             self._engine.pager.look_soon()
         return some
-
-    # -- what can't run here -------------------------------------------------------------------
-
-    @property
-    def unknown(self) -> tuple[str, ...]:
-        """Names of due tasks that are not registered here: not to be claimed."""
-        return tuple(self._unknown)
-
-    def _park_unknown(self, item: Item) -> None:
-        name = item.task.name
-        if name not in self._unknown:
-            self._unknown.add(name)
-            logger.error(
-                "Task %s is due but not registered in this worker: its delayed tasks wait for a "
-                "worker that knows it (is the module in `imports`/`include`?).",
-                name,
-            )
-        self._engine.stats.counts["parked"] += 1
-        if item.keeper.holds_messages:
-            # Given back, the broker would deliver it here again at once.
-            self._engine.residents.move(item, PARKED)
-            self.parked.append(item)
-        else:
-            self.give_back(item)
-
-    def _park(self, item: Item, why: str) -> None:
-        logger.error(
-            "Delayed task %s[%s] waits and is kept: %s.", item.task.name, item.task.id, why
-        )
-        self._engine.residents.move(item, PARKED)
-        self._engine.stats.counts["parked"] += 1
-
-    def unpark(self) -> None:
-        """Tasks were registered: look again at those that were not."""
-        parked, self.parked = self.parked, []
-        known = {name for name in self._unknown if self._engine.requests.knows(name)}
-        if known:
-            self._unknown -= known
-            self._engine.pager.look_now()
-        for item in parked:
-            if item.place == PARKED:
-                self._engine.residents.to_due(item)
-
-    def forget_parked(self) -> None:
-        """Let go of those that are not parked any more."""
-        self.parked = [item for item in self.parked if item.place == PARKED]
 
     # -- the connection ------------------------------------------------------------------------
 

@@ -12,6 +12,7 @@ import math
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
+from celery.exceptions import InvalidTaskError
 from celery.utils.log import get_logger
 from celery.worker.state import task_reserved
 
@@ -187,6 +188,8 @@ class Intake:
             if self._engine.renewal.unwanted(message):
                 message.ack_log_error(logger, self._consumer.connection_errors)
                 return None
+            if message.headers["eta"] == "":  # Celery would die of it
+                raise InvalidTaskError("invalid ETA value ''")
             captured.request = None
             capturing(message, body, ack, reject, callbacks)
             request, captured.request = captured.request, None

@@ -77,7 +77,7 @@ class Pager:
         now_ms = engine.clock.wall_ms()
         until_ms = now_ms + engine.sharing.horizon_ms
         owner = keeper.owner
-        wanted = {"queues": self._queues, "unknown": engine.dispatcher.unknown}
+        wanted = {"queues": self._queues, "unknown": engine.dispatcher.parking.unknown}
         self._claiming, self._again = True, False
 
         def claimed(rows: list[DelayedTask]) -> None:

@@ -124,7 +124,7 @@ class Reparking(Renewal):
                 self._parked(key, *entry)
             else:
                 self._back(entry[0])
-        self._engine.dispatcher.forget_parked()
+        self._engine.dispatcher.parking.forget_parked()
         if isinstance(answer, Exception):
             logger.warning(
                 "Held messages could not be published again (%r); tried again before "

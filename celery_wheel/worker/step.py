@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import queue
+from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from typing import Any
 
 from celery import bootsteps
 from celery.utils.log import get_logger
+from celery.worker import state
 from celery.worker.consumer.tasks import Tasks
 
 from celery_wheel import _compat
@@ -33,6 +36,8 @@ logger = get_logger(__name__)
 
 #: Seconds a worker that stops waits for a store that does not answer.
 STOP_PATIENCE_S = 3.0
+#: Seconds a worker that starts waits for what was revoked before.
+RECALL_PATIENCE_S = 5.0
 
 
 class WheelStep(bootsteps.StartStopStep):
@@ -132,6 +137,17 @@ def start_store(c: Any) -> StoreThread | None:
     return thread
 
 
+def recall_revokes(thread: StoreThread) -> None:
+    """Tell Celery's own check of the ids that were revoked before this worker started.
+
+    A message whose ETA passed before a worker received it runs at once and asks no store.
+    """
+    found: queue.SimpleQueue[list[str]] = queue.SimpleQueue()
+    thread.submit("remembered", lambda store: found.put(store.remembered(state.REVOKES_MAX)))
+    with suppress(queue.Empty):
+        state.revoked.update(found.get(timeout=RECALL_PATIENCE_S))
+
+
 def build_engine(c: Any) -> Engine:
     """Open the store named by the settings and build an engine over it.
 
@@ -152,5 +168,6 @@ def build_engine(c: Any) -> Engine:
     lease.on_lost, lease.on_freed = engine.lost_lease, engine.rows_freed
     lease.on_renewed, lease.on_peers = engine.wake, engine.peers_seen
     thread.on_recovered = engine.store_recovered
+    recall_revokes(thread)
     lease.start()
     return engine

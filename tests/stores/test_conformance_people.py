@@ -48,6 +48,14 @@ def test_cancel_again_returns_no_row(store):
     assert store.put([late], NOW).cancelled == {late.key}
 
 
+def test_what_was_cancelled_is_remembered(store):
+    """Ids are told by how long they are remembered; stamps are not among them."""
+    store.cancel(["a"], ["s=1"], LATER)
+    store.cancel(["b"], [], LATER + 5)
+    assert store.remembered(10) == ["b", "a"]
+    assert store.remembered(1) == ["b"]
+
+
 def test_cancel_by_stamp(store):
     """Rows that carry one of the stamps are deleted; their ids are among the outcomes."""
     dispatched(store, task("run", stamps=("s=1",)))
