@@ -7,7 +7,7 @@ BIN := $(VENV)/bin
 HASH := $(shell cksum < pyproject.toml | tr -d ' ')
 STAMP := $(VENV)/.made-from-$(HASH)
 # Tests on real brokers mostly wait: a few more processes than cores pay.
-JOBS ?= 4
+JOBS ?= 6
 BROKER ?=
 MINUTES ?= 5
 STORES ?= sqlite redis postgresql mysql
