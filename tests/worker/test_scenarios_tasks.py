@@ -99,7 +99,7 @@ def test_a_big_backlog_can_be_watched(custody, worker, publish):
     held = worker()
     publish("probe", "first", countdown=86_400)
     held.wait_held(1)
-    multiply(custody["wheel_store"], 100_000)
+    multiply(custody, 100_000)
 
     thread = Thread(target=lambda: [held.scheduled() for _ in range(5)])
     thread.start()
@@ -130,9 +130,9 @@ def timed(call):
     return time.monotonic() - before, answer
 
 
-def multiply(url: str, count: int) -> None:
+def multiply(custody: dict[str, str], count: int) -> None:
     """Put copies of the one row of a store, each a task of its own, a second apart."""
-    store = open_store(url)
+    store = open_store(custody["wheel_store"], custody["wheel_namespace"])
     store.open()
     (row,) = store.find(Filter(), 1).rows
     whole = unpack(row.envelope)
