@@ -124,12 +124,12 @@ def measure(name: str, few: int, many: int) -> None:
         store.close()
 
 
-def main() -> None:
+def main(argv: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--stores", nargs="+", default=["sqlite", "redis", "postgresql", "mysql"])
     parser.add_argument("--pending", type=int, default=1_000_000)
     parser.add_argument("--few", type=int, default=10_000)
-    options = parser.parse_args()
+    options = parser.parse_args(argv)
     print("load average", os.getloadavg())
     leash = hold_leash()
     try:
