@@ -9,6 +9,7 @@ from zoneinfo import ZoneInfo
 
 import pytest
 from celery import Celery
+from celery.backends import cache
 from celery.signals import task_revoked
 
 import celery_wheel
@@ -43,6 +44,7 @@ def row(number: int, name: str = "t", queue: str = "q", **more) -> DelayedTask:
 
 @pytest.fixture
 def app(tmp_path):
+    cache._DUMMY_CLIENT_CACHE.clear()  # one for all apps of a process
     made = Celery("t", broker="memory://", backend="cache+memory://", set_as_current=False)
     made.conf.wheel_store = f"sqlite:///{tmp_path / 'wheel.db'}"
     yield made
