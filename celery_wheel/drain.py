@@ -18,13 +18,13 @@ from itertools import groupby
 from typing import TYPE_CHECKING, Any
 
 from celery.utils.log import get_logger
-from kombu.compression import compress
 
 from celery_wheel.envelope import unpack
 from celery_wheel.errors import CorruptRow, StoreError, StoreUnavailable, WheelError
 from celery_wheel.instants import iso
 from celery_wheel.stores.base import Filter
 from celery_wheel.task import PENDING
+from celery_wheel.worker.courier import CONFIRM_S, letter_of
 from celery_wheel.worker.incarnation import new_owner
 from celery_wheel.worker.lease import Lease
 
@@ -46,20 +46,6 @@ PAGE = 1000
 BATCH = 200
 #: Later than any ETA, UTC milliseconds.
 EVER_MS = 2**53
-#: Seconds until a broker that does not confirm a batch counts as gone.
-CONFIRM_S = 30.0
-#: What the broker, or kombu for it, writes into a message's properties anew for each delivery.
-LEFTOVERS = frozenset(
-    (
-        "application_headers",
-        "body_encoding",
-        "content_encoding",
-        "content_type",
-        "delivery_info",
-        "delivery_tag",
-        "priority",  # passed by itself
-    )
-)
 
 
 @dataclass
@@ -260,27 +246,17 @@ class SourceQueues:
         Raises:
             CorruptRow: its envelope can't be read.
         """
-        envelope = unpack(row.envelope)
-        headers, body = dict(envelope.headers), envelope.body
+        letter = letter_of(unpack(row.envelope), "", row.queue, mandatory=True)
         if row.version:
             # Rescheduled: the ETA of the message is not the task's any more.
-            headers["eta"] = iso(row.due_ms)
-        if headers.get("compression"):
-            # kombu decompressed the body when it arrived.
-            try:
-                body, headers["compression"] = compress(  # type: ignore[no-untyped-call]
-                    body, headers["compression"]
-                )
-            except KeyError:
-                del headers["compression"]
-        properties = {k: v for k, v in envelope.properties.items() if k not in LEFTOVERS}
+            letter.headers["eta"] = iso(row.due_ms)
         return self._channel.prepare_message(
-            body,
-            priority=envelope.properties.get("priority"),
-            content_type=envelope.content_type,
-            content_encoding=envelope.content_encoding,
-            headers=headers,
-            properties=properties,
+            letter.body,
+            priority=letter.properties.pop("priority", None),  # passed by itself
+            content_type=letter.content_type,
+            content_encoding=letter.content_encoding,
+            headers=letter.headers,
+            properties=letter.properties,
         )
 
     def send(self, messages: Sequence[tuple[DelayedTask, Any]]) -> list[DelayedTask]:

@@ -1,7 +1,7 @@
 """Publishing a message again, as it is, and knowing that RabbitMQ has it.
 
-Used in the thread of :class:`~celery_wheel.worker.errands.Errands` alone, over a connection of
-its own, which is there only while there is something to publish.
+A :class:`Courier` works in the thread of :class:`~celery_wheel.worker.errands.Errands` alone, over
+a connection of its own, which is there only while there is something to publish.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Any
 
 from kombu.compression import compress
 
-__all__ = ("Courier", "Letter", "letter_of")
+__all__ = ("CONFIRM_S", "Courier", "Letter", "letter_of")
 
 #: Seconds until a broker that does not confirm what was published counts as gone.
 CONFIRM_S = 30.0

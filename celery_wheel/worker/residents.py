@@ -230,10 +230,6 @@ class Residents:
         """Items that the pool does not have."""
         return [item for item in self if item.place != IN_FLIGHT]
 
-    def oldest_due_ms(self) -> int | None:
-        """The smallest due of the line. Walks it: for people, not for the loop."""
-        return min((item.task.due_ms for item in self if item.place == DUE), default=None)
-
     def of_ids(self, ids: Iterable[str]) -> Iterator[Item]:
         """Residents with these ids."""
         for task_id in ids:

@@ -61,12 +61,14 @@ class Sharing:
     @property
     def page(self) -> int:
         """How many rows to claim at most; 0 while the pool has enough."""
-        engine = self._engine
         if self.stuck:
             return 0
-        waiting = engine.residents.due_count + engine.dispatcher.waiting_count
-        room = self._keep() - waiting
+        room = self._keep() - self._backlog()
         return room if room * 2 > self._keep() else 0
+
+    def _backlog(self) -> int:
+        """Tasks that are due and have no slot."""
+        return self._engine.residents.due_count + self._engine.dispatcher.waiting_count
 
     def _keep(self) -> int:
         """How many due tasks the pool takes soon: a few, or what it took in half a second."""
@@ -77,8 +79,7 @@ class Sharing:
     @property
     def turn_at(self) -> float | None:
         """When to look again by itself, monotonic seconds."""
-        backlog = self._engine.residents.due_count + self._engine.dispatcher.waiting_count
-        if self._engine.store_keeper is None or not backlog:
+        if self._engine.store_keeper is None or not self._backlog():
             return None
         return self._engine.clock.monotonic() + SHARED_LOOK_S
 
@@ -89,8 +90,8 @@ class Sharing:
             return
         now = engine.clock.monotonic()
         self._measure(now)
-        backlog = engine.residents.due_count + engine.dispatcher.waiting_count
-        if backlog > self._keep() and not self._asking and now - self._asked_at >= PEERS_EVERY_S:
+        may_ask = not self._asking and now - self._asked_at >= PEERS_EVERY_S
+        if may_ask and self._backlog() > self._keep():
             self._ask(now)
         if not self.peers:
             self.stuck = False
